@@ -1,6 +1,7 @@
 /*
  * Calls over the region by a thread whose own stack lies in it, as a coroutine's does in a pool of stacks.
  */
+#include <signal.h>
 #include <sys/prctl.h>
 #include <ucontext.h>
 
@@ -110,6 +111,44 @@ static long depth_of_call(size_t first, int how)
 	while (free < sizeof stack && stack[free] == 0xa5)
 		free++;
 	return standing.result ? standing.result : (long)(sizeof stack - free);
+}
+
+#define LAZY (16 * PAGE)
+static unsigned char *lazy;
+
+/* Gives the stack the page that was missed. */
+static void grow(int number, siginfo_t *about, void *context)
+{
+	(void)number, (void)context;
+	unsigned char *page = (unsigned char *)((uintptr_t)about->si_addr & ~(PAGE - 1));
+	if (page < lazy || page >= lazy + LAZY || mprotect(page, PAGE, PROT_READ | PROT_WRITE))
+		_exit(98);
+}
+
+/* The call on a stack whose pages come when they are touched, with any number of bytes left in the page at hand. */
+static long call_on_lazy_stack(size_t first, int how)
+{
+	static unsigned char other[64 * 1024];
+	stack_t alternate = { .ss_sp = other, .ss_size = sizeof other };
+	struct sigaction action = { .sa_sigaction = grow, .sa_flags = SA_ONSTACK | SA_SIGINFO }, before;
+	lazy = mmap(NULL, LAZY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	standing.first = first;
+	standing.how = how;
+	standing.result = 0;
+	if (lazy == MAP_FAILED || sigaltstack(&alternate, NULL) || sigaction(SIGSEGV, &action, &before))
+		return -errno;
+	for (size_t room = 128; room <= PAGE && !standing.result; room += 128) {
+		mprotect(lazy, LAZY - PAGE, PROT_NONE);
+		getcontext(&on_ground);
+		on_ground.uc_stack.ss_sp = lazy;
+		on_ground.uc_stack.ss_size = LAZY - PAGE + room;
+		on_ground.uc_link = &at_home;
+		makecontext(&on_ground, step_alone, 0);
+		swapcontext(&at_home, &on_ground);
+	}
+	sigaction(SIGSEGV, &before, NULL);
+	munmap(lazy, LAZY);
+	return standing.result;
 }
 
 /* The same by a child of one thread, that goes on on such a stack, and then compares all its memory. */

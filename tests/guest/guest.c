@@ -743,6 +743,7 @@ static void *serve(void *first)
 		COMMAND("endhole") say(stop_hole());
 		COMMAND("standing") say(call_from_within(a, b, (int)c));
 		COMMAND("depth") say(depth_of_call(a, (int)b));
+		COMMAND("lazystack") say(call_on_lazy_stack(a, (int)b));
 		COMMAND("childstanding") say(call_in_child(a, b, (int)c));
 		COMMAND("key") say(give_key(mem + a * PAGE, b * PAGE, c));
 		COMMAND("unseenkey") say(give_key_unseen(mem + a * PAGE, b * PAGE));

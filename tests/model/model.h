@@ -23,6 +23,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#ifndef __GLIBC__
+#include "musl.h"
+#endif
 
 #define PAGE 4096ul
 #define CHUNK_PAGES 512ul

@@ -59,12 +59,12 @@ use sys::mapping::OwnMemory;
 use sys::rights::Threads;
 use sys::sanitizer;
 use sys::task;
-use sys::vma::{Maps, Vma};
+use sys::vma::{Maps, Told, Vma};
 use wire::{CHUNK_BYTES, CHUNK_PAGES, PAGE_BYTES, PageBits};
 
 use crate::config::config;
 use crate::lock::{Guard, lock};
-use crate::rules::{fits, looks_fit};
+use crate::rules::{fits, looks_fit, touch};
 use crate::table::{ADDRESS_LIMIT, Chunk, pages_of};
 use crate::thread::{is_barred, now};
 
@@ -322,12 +322,15 @@ impl Walks {
 /// Calls `each` with each mapping that looks fit and of which the table does not know all, and whether it
 /// [`waits`].
 fn each_unknown(maps: &Maps, mut each: impl FnMut(&Vma, bool)) -> Result<()> {
-    let mut at = 0;
-    while let Some(vma) = maps.find(at)?.filter(|vma| vma.start < ADDRESS_LIMIT) {
-        at = vma.end;
-        if looks_fit(&vma) && is_unknown(&vma) {
+    let mut next = maps.find(0)?;
+    let mut beside = false;
+    while let Some(vma) = next.filter(|vma| vma.start < ADDRESS_LIMIT) {
+        next = maps.find(vma.end)?;
+        let touches = next.is_some_and(|next| touch(&vma, &next));
+        if looks_fit(&vma, beside || touches) && is_unknown(&vma) {
             each(&vma, waits(&vma));
         }
+        beside = touches;
     }
     Ok(())
 }
@@ -476,12 +479,24 @@ fn chunks(vma: &Vma) -> impl Iterator<Item = usize> {
 
 /// Reads the flags of all mappings, and offers what no rule leaves out.
 fn read() -> Result<()> {
-    sys::vma::attributes(0, ADDRESS_LIMIT, |vma, told| {
+    let offer = |vma: Vma, beside: bool, told: Option<Told>| {
         let tracked = told.is_some_and(|told| told.tracked);
-        if fits(&vma, told.as_ref()) && (tracked || !waits(&vma)) {
+        if fits(&vma, beside, told.as_ref()) && (tracked || !waits(&vma)) {
             note(&vma, tracked);
         }
-    })
+    };
+    // One mapping behind, for what comes next to it.
+    let mut last: Option<(Vma, bool, Option<Told>)> = None;
+    sys::vma::attributes(0, ADDRESS_LIMIT, |vma, told| {
+        let touches = last.is_some_and(|(last, ..)| touch(&last, &vma));
+        if let Some((last, beside, told)) = last.replace((vma, touches, told)) {
+            offer(last, beside || touches, told);
+        }
+    })?;
+    if let Some((last, beside, told)) = last {
+        offer(last, beside, told);
+    }
+    Ok(())
 }
 
 /// Notes the offer of a mapping.

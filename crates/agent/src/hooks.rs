@@ -19,6 +19,8 @@ pub(crate) mod by_number;
 mod call;
 mod enter;
 #[cfg(target_arch = "x86_64")]
+mod entered;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod entry;
 pub(crate) mod exports;
 pub(crate) mod fork;

@@ -202,9 +202,24 @@ pub(crate) struct Guard {
     mask: SignalMask,
 }
 
+/// Reads the stack where the work to come will reach, while a handler of the program's can still make it grow, or jump out of it (lazy
+/// stacks of coroutines, libsigsegv). With signals blocked the kernel would end the process for the fault.
+#[inline(always)]
+fn reach() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a read of the thread's own stack, which changes nothing but flags.
+    unsafe {
+        std::arch::asm!(
+            "testb $0, -4096(%rsp)",
+            options(att_syntax, nostack, readonly)
+        );
+    }
+}
+
 /// Takes the lock; `None` when there is no memory for it, and then nothing was ever offered.
 pub(crate) fn lock() -> Option<Guard> {
     let page = per_process()?;
+    reach();
     let mask = block_signals();
     page.take(thread_id());
     let mut guard = Guard { page, mask };
@@ -269,6 +284,7 @@ fn no_window_comes() -> bool {
 /// Makes a call over all of the process's memory, the agent's own included, without the lock: no window is under way meanwhile. Signals
 /// are blocked, so that no handler leaves this for good.
 pub(crate) fn without_windows<T>(call: impl FnOnce() -> T) -> T {
+    reach();
     let mask = block_signals();
     begin_fork();
     let result = call();

@@ -19,11 +19,19 @@
 //!
 //! A thread that knows that something is offered makes no note: it would keep windows away while it waits for the lock.
 //!
+//! A thread that unmaps its own stack and ends does not come back to take its note. The note has its number, and ends with it.
+//!
 //! One of both sees the other's mark, for a fence stands between mark and look. A note may be left behind: a handler jumped out of the
 //! call, or a child made by a bare clone(2) copied it. It keeps windows from its range, or from all memory if that was between two of
 //! its stores. It costs no byte.
 
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+
+use rustix::event::Timespec;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use rustix::thread::futex;
+use sys::process::thread_id;
 
 use crate::config::config;
 use crate::table::touches;
@@ -38,6 +46,8 @@ pub(crate) struct Note {
     /// 0 for a free place, [`TAKEN`] until the range is there.
     start: AtomicUsize,
     end: AtomicUsize,
+    /// The thread with which it ends, or 0.
+    leaving: AtomicU32,
 }
 
 /// No address of the program's.
@@ -55,25 +65,38 @@ impl<const PLACES: usize> Notes<PLACES> {
             Note {
                 start: AtomicUsize::new(0),
                 end: AtomicUsize::new(0),
+                leaving: AtomicU32::new(0),
             }
         }; PLACES];
         let all = AtomicUsize::new(0);
         Self { places, all }
     }
 
-    fn note(&self, start: usize, len: usize) -> Passing<'_> {
+    /// A place for a note of a range, if there is one: it is free again with the thread `leaving`, unless that is 0.
+    fn place(&self, start: usize, len: usize, leaving: u32) -> Option<&Note> {
         let order = (Ordering::Relaxed, Ordering::Relaxed);
         let free = |note: &&Note| {
             let took = note.start.compare_exchange(0, TAKEN, order.0, order.1);
             took.is_ok()
         };
-        let noted = match self.places.iter().find(free) {
-            Some(note) => {
-                note.end.store(start.saturating_add(len), Ordering::Relaxed);
-                // Release: who sees the start sees the end.
-                note.start.store(start.max(1), Ordering::Release);
-                Passing::In(note, start.max(1))
-            }
+        let note = self.places.iter().find(free)?;
+        note.end.store(start.saturating_add(len), Ordering::Relaxed);
+        note.leaving.store(leaving, Ordering::Relaxed);
+        // Release: who sees the start sees the rest.
+        note.start.store(start.max(1), Ordering::Release);
+        Some(note)
+    }
+
+    /// Notes a range until the thread `leaving` is gone. Tells whether there was a place.
+    fn note_of_leaving(&self, start: usize, len: usize, leaving: u32) -> bool {
+        let noted = self.place(start, len, leaving).is_some();
+        fence(Ordering::SeqCst);
+        noted
+    }
+
+    fn note(&self, start: usize, len: usize) -> Passing<'_> {
+        let noted = match self.place(start, len, 0) {
+            Some(note) => Passing::In(note, start.max(1)),
             None => {
                 self.all.fetch_add(1, Ordering::Relaxed);
                 Passing::Everywhere(&self.all)
@@ -88,6 +111,7 @@ impl<const PLACES: usize> Notes<PLACES> {
         let touches = |note: &Note| match note.start.load(Ordering::Acquire) {
             0 => false,
             TAKEN => true,
+            first if note.has_left(first) => false,
             first => first < end && start < note.end.load(Ordering::Relaxed),
         };
         self.all.load(Ordering::Acquire) != 0 || self.places.iter().any(touches)
@@ -99,6 +123,26 @@ impl<const PLACES: usize> Notes<PLACES> {
             word.store(0, Ordering::Relaxed);
         }
     }
+}
+
+impl Note {
+    /// Whether the thread of this note, which begins at `first`, has left. Then its place is free.
+    fn has_left(&self, first: usize) -> bool {
+        let thread = self.leaving.load(Ordering::Relaxed);
+        let left = thread != 0 && is_gone(thread);
+        if left {
+            // If another note is there by now, it stays.
+            let order = (Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.start.compare_exchange(first, 0, order.0, order.1);
+        }
+        left
+    }
+}
+
+/// By a call that the agent's own filter allows, too, and that needs no descriptor.
+fn is_gone(thread: u32) -> bool {
+    let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
+    thread.is_none_or(|thread| test_kill_process(thread) == Err(Errno::SRCH))
 }
 
 /// A note, until it is dropped.
@@ -133,6 +177,25 @@ pub(crate) fn note_if_any(start: usize, len: usize) -> Option<Passing<'static>> 
     is_news.then(|| note(start, len))
 }
 
+/// Notes that the calling thread unmaps a range, in which its stack lies, and ends. Where all places stay taken for a second no note is
+/// made: **a limit**.
+pub(crate) fn note_of_leaving(start: usize, len: usize) {
+    const MOMENT: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000,
+    };
+    const MOMENTS: u32 = 1000;
+    let nothing = AtomicU32::new(0);
+    for _ in 0..MOMENTS {
+        if NOTES.note_of_leaving(start, len, thread_id()) {
+            return;
+        }
+        // Frees the places of those that have left.
+        NOTES.touch(start, start.saturating_add(len));
+        let _ = futex::wait(&nothing, futex::Flags::PRIVATE, 0, Some(&MOMENT));
+    }
+}
+
 /// Whether there is a note of memory in `[start, end)`. For windows, with the lock held.
 pub(crate) fn touch(start: usize, end: usize) -> bool {
     NOTES.touch(start, end)
@@ -146,6 +209,32 @@ pub(crate) fn forget() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_note_of_a_thread_that_leaves_ends_with_it() {
+        static NOTES: Notes<1> = Notes::none();
+        fn leave() {
+            assert!(NOTES.note_of_leaving(0x1000, 0x1000, thread_id()));
+        }
+        for _ in 0..2 {
+            std::thread::spawn(|| {
+                leave();
+                assert!(NOTES.touch(0x1000, 0x2000));
+                assert!(!NOTES.note_of_leaving(0x9000, 1, thread_id()), "one place");
+            })
+            .join()
+            .unwrap();
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+            while NOTES.touch(0x1000, 0x2000) {
+                assert!(std::time::Instant::now() < deadline, "its thread is gone");
+            }
+        }
+        // One without a thread stays until it is dropped.
+        let noted = NOTES.note(0x1000, 0x1000);
+        assert!(NOTES.touch(0x1000, 0x2000));
+        drop(noted);
+        assert!(!NOTES.touch(0, usize::MAX));
+    }
 
     #[test]
     fn a_range_is_noted_until_its_call_has_ended() {

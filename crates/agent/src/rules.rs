@@ -22,13 +22,15 @@ struct Rule {
 enum Is {
     /// By the mapping.
     Mapping(fn(&Vma) -> bool),
+    /// By the mapping, if no other of its kind lies beside it without a gap.
+    Lone(fn(&Vma) -> bool),
     /// By a flag that is not known to survive a replacement, or a protection key.
     Strange,
     /// By the flags that are known.
     Flagged(fn(&Attributes) -> bool),
 }
 
-use Is::{Flagged, Mapping, Strange};
+use Is::{Flagged, Lone, Mapping, Strange};
 
 const fn rule(what: &'static str, is: Is) -> Rule {
     Rule { what, is }
@@ -42,8 +44,8 @@ const RULES: &[Rule] = &[
         Mapping(|vma| vma.access() != Access::ReadWrite),
     ),
     rule(
-        "smaller than 64 KiB",
-        Mapping(|vma| vma.end - vma.start < LEAST),
+        "smaller than 64 KiB, and no part of a greater one that was divided",
+        Lone(|vma| vma.end - vma.start < LEAST),
     ),
     rule(
         "growing stacks; wiped on fork; sealed; droppable; with a key; the agent's own",
@@ -60,11 +62,24 @@ const RULES: &[Rule] = &[
     ),
 ];
 
-/// Whether a mapping may be offered as far as its flags are not needed to tell.
-pub(crate) fn looks_fit(vma: &Vma) -> bool {
+/// Whether a mapping may be offered as far as its flags are not needed to tell; `beside`: whether it [`touch`]es another one.
+pub(crate) fn looks_fit(vma: &Vma, beside: bool) -> bool {
+    is_of_kind(vma)
+        && !RULES
+            .iter()
+            .any(|rule| matches!(rule.is, Lone(is) if !beside && is(vma)))
+}
+
+fn is_of_kind(vma: &Vma) -> bool {
     !RULES
         .iter()
         .any(|rule| matches!(rule.is, Mapping(is) if is(vma)))
+}
+
+/// Whether two mappings of a kind that is offered lie side by side: a greater one was divided. What was merged, and is whole again, has an
+/// `anon_vma` of its own, and the kernel never joins it to what was beside it.
+pub(crate) fn touch(one: &Vma, next: &Vma) -> bool {
+    one.end == next.start && is_of_kind(one) && is_of_kind(next)
 }
 
 /// Whether a mapping with these attributes, and no strange flag, may be offered.
@@ -75,9 +90,9 @@ pub(crate) fn admits(told: &Attributes) -> bool {
 }
 
 /// Whether a mapping may be offered.
-pub(crate) fn fits(vma: &Vma, told: Option<&Told>) -> bool {
+pub(crate) fn fits(vma: &Vma, beside: bool, told: Option<&Told>) -> bool {
     let strange = RULES.iter().any(|rule| matches!(rule.is, Strange)) && told.is_none();
-    looks_fit(vma) && !strange && told.is_none_or(|told| admits(&told.attributes))
+    looks_fit(vma, beside) && !strange && told.is_none_or(|told| admits(&told.attributes))
 }
 
 #[cfg(test)]
@@ -119,7 +134,7 @@ pub(super) mod tests {
             change(&mut vma);
             (vma, Some(told))
         };
-        assert!(fits(&vma, Some(&told)));
+        assert!(fits(&vma, false, Some(&told)));
         let left_out = [
             mapped(|vma| vma.file = true),
             mapped(|vma| vma.execute = true),
@@ -131,7 +146,19 @@ pub(super) mod tests {
         ];
         assert_eq!(left_out.len(), RULES.len());
         for ((vma, told), rule) in left_out.iter().zip(RULES) {
-            assert!(!fits(vma, told.as_ref()), "{}", rule.what);
+            assert!(!fits(vma, false, told.as_ref()), "{}", rule.what);
         }
+    }
+    #[test]
+    fn a_part_of_a_mapping_that_was_divided_may_be_small() {
+        let part = |from: usize, pages: usize| anonymous(from..from + pages * PAGE_BYTES);
+        let (one, next) = (part(0x10_0000, 1), part(0x10_1000, 2));
+        assert!(touch(&one, &next) && !touch(&next, &one));
+        assert!(!touch(&one, &part(0x10_2000, 1)), "a gap");
+        let mut file = next;
+        file.file = true;
+        assert!(!touch(&one, &file));
+        assert!(looks_fit(&next, true) && !looks_fit(&next, false));
+        assert!(!looks_fit(&file, true));
     }
 }

@@ -1166,6 +1166,17 @@ fn a_memory_call_takes_little_of_the_callers_stack() {
     }
 }
 
+/// The kernel ends a process for a fault that a handler would have mended, if it comes while signals are blocked.
+#[test]
+fn a_stack_that_grows_by_faults_grows_for_a_memory_call_too() {
+    for how in 0..5 {
+        let (_engine, mut guest) = merged(8);
+        let told = guest.ask(&format!("lazystack 256 {how}"));
+        assert_eq!(told, Ok("0".into()), "call {how}");
+        guest.run("check");
+    }
+}
+
 #[test]
 fn a_child_of_one_thread_on_such_a_stack_does_so_too() {
     let (_engine, mut guest) = merged(8);

@@ -44,6 +44,7 @@ mod board;
 mod detach;
 mod elf;
 mod filters;
+mod gates;
 mod image;
 mod moment;
 mod mount;
@@ -667,9 +668,7 @@ fn would(target: &Target, mut image: Image, args: &Args, domain: &str) -> Result
     let (libc, base) = target.libc()?;
     image.relocate(base, base)?;
     moment::Bodies::of(&libc, base, &image)?;
-    work::plan(target, &mut image, base, |name| {
-        libc.find(name).map(|at| base + at)
-    })?;
+    work::plan(target, &mut image, base, (&libc, base))?;
     target.entry()?;
     work::place_of_image(target, &image)?;
     let offered: u64 = target

@@ -26,7 +26,7 @@ fn built(place: &Place, name: &str, flags: &[&str]) -> Option<PathBuf> {
     need_agent();
     let program = place.path().join(name);
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/guest");
-    let mut cc = Command::new("cc");
+    let mut cc = common::compiler();
     cc.args(["-O2", "-pthread", "-o"]).arg(&program);
     cc.arg(format!("{folder}/{name}.c")).args(flags);
     output(&mut cc).status.success().then_some(program)
@@ -226,6 +226,29 @@ fn a_program_that_offers_nothing_is_merged_with_any() {
     both.iter_mut().for_each(Checked::goes_on);
 }
 
+/// Detaching leaves parts of a mapping side by side, which the kernel does not join: the ones that were merged, and the ones that were not.
+#[test]
+fn memory_that_was_divided_is_merged_again() {
+    /// Half of `tests/guest/divided.c`'s pages, less its last run.
+    const SHARED: u64 = 2048 - 12;
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let program = built(&place, "divided", &[]).expect("a C compiler");
+    let _daemon = daemon(&place, &["--merge-period", "50ms"]);
+    let mut both = [(); 2].map(|()| Checked::start(&program, &[]));
+    let pids: Vec<u32> = both.iter().map(Checked::pid).collect();
+    for turn in 0..2 {
+        attached(&place, &["--any"], &pids);
+        wait_for(&format!("sharing, turn {turn}"), || {
+            both.iter_mut().for_each(Checked::is_right);
+            (count(&json(&place), "pages_sharing") >= SHARED).then_some(())
+        });
+        detached(&pids);
+        both.iter_mut().for_each(Checked::is_right);
+    }
+}
+
 /// An agent that has just come reads the mappings twice, with pauses, before it offers them.
 #[test]
 fn memory_can_be_merged_as_soon_as_it_is_attached() {
@@ -335,7 +358,7 @@ fn state(pid: u32) -> (String, Vec<u8>) {
     let memory = fs::File::open(format!("/proc/{pid}/mem")).expect("memory");
     let code = maps
         .lines()
-        .find(|line| line.contains("r-xp") && line.ends_with("libc.so.6"));
+        .find(|line| line.contains("r-xp") && line.contains("/libc.so"));
     let range = code.and_then(|line| line.split_once(' ')?.0.split_once('-'));
     let (start, end) = range.expect("libc");
     let [start, end] = [start, end].map(|at| u64::from_str_radix(at, 16).expect("an address"));
@@ -758,14 +781,6 @@ fn processes_in_which_no_agent_could_work_are_refused() {
     } else {
         eprintln!("skipped: another mount namespace takes root");
     }
-    let linker = place.path().join("ld-musl-x86_64.so.1");
-    let name = |file: &Path| file.to_str().expect("a name").to_owned();
-    std::os::unix::fs::symlink("/lib64/ld-linux-x86-64.so.2", &linker).expect("a link");
-    let other = program(
-        &place,
-        &[&format!("-Wl,--dynamic-linker={}", name(&linker))],
-    );
-    refused(&Checked::start(&other, &["1"]), "another C library");
     let mut left = Checked::start(&plain, &["1", "1", "leave"]);
     wait_for("its first thread to end", || {
         let status = sys::text::about(format!("/proc/{}/status", left.pid())).expect("status");

@@ -9,3 +9,7 @@ pub const DONE_MARK: u64 = 0x50a6_e01d_50a6_e01d;
 
 /// Room for the words that the environment holds for an agent that is preloaded.
 pub const WORDS_BYTES: usize = 1024;
+
+/// The number, as of a system call, by which the board tells the image that a thread is about to unmap its own stack and to end. The
+/// kernel never sees it.
+pub const LEAVES: i64 = 0x50a6_e01d;

@@ -28,6 +28,12 @@ pub(super) const UNREGISTER: usize = 0x8010_aa01;
 /// `UFFDIO_MOVE` (Linux 6.8).
 pub(super) const MOVE: usize = 0xc028_aa05;
 
+/// The requests that have a hook, for [`attached`](crate::attached): a call with another one is not seen.
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::cast_possible_truncation)] // 32 bits each
+#[unsafe(no_mangle)]
+static PAGEONE_REQUESTS: [u32; 3] = [REGISTER as u32, UNREGISTER as u32, MOVE as u32];
+
 /// ioctl(2): descriptor, request, argument.
 pub(crate) fn ioctl(args: [usize; 6]) -> Result<usize> {
     match args[1] & 0xffff_ffff {

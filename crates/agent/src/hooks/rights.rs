@@ -73,9 +73,9 @@ fn leaves_agents_be(number: i64, args: &[usize; 6]) -> bool {
 }
 
 /// Makes a system call while no agent runs, if one would be in its way.
-fn without_agent(number: i64, args: [usize; 6]) -> c_long {
+fn without_agent(number: i64, args: [usize; 6]) -> Result<usize> {
     if is_barred() || leaves_agents_be(number, &args) {
-        return answer(call(number, args));
+        return call(number, args);
     }
     const NAMESPACES: usize = (libc::CLONE_NEWNS | libc::CLONE_NEWUSER).unsigned_abs() as usize;
     const FILES: usize = libc::CLONE_FILES.unsigned_abs() as usize;
@@ -88,7 +88,7 @@ fn without_agent(number: i64, args: [usize; 6]) -> c_long {
     if unshares && !is_alone() {
         note_own_files();
     }
-    answer(life::without_agent(why, || call(number, args)).and_then(|result| result))
+    life::without_agent(why, || call(number, args)).and_then(|result| result)
 }
 
 fn answer(result: Result<usize>) -> c_long {
@@ -180,9 +180,9 @@ libc_functions! {
     setfsgid(group: gid_t) is ids(libc::SYS_setfsgid, [group as usize, 0, 0]);
 }
 
-fn c_int_of(result: c_long) -> c_int {
+fn c_int_of(result: Result<usize>) -> c_int {
     #[allow(clippy::cast_possible_truncation)] // these calls give small numbers
-    let small = result as c_int;
+    let small = answer(result) as c_int;
     small
 }
 
@@ -441,33 +441,32 @@ enum Sets {
 }
 
 /// Makes a system call as libc's `syscall` does, if it is one of [`HOOKED`].
-fn system_call(number: i64, args: [usize; 6]) -> c_long {
+pub(super) fn system_call(number: i64, args: [usize; 6]) -> Result<usize> {
     if number == libc::SYS_prctl && args[0] & SAME == memory::SET_VMA {
-        return answer(memory::set_vma(args));
+        return memory::set_vma(args);
     }
     if is_barred() {
-        return answer(call(number, args));
+        return call(number, args);
     }
     if number == libc::SYS_prctl && args[0] & SAME == SET_PTRACER {
         note_own_tracer();
     }
     if implies_exec(number, &args) {
-        let made = life::without_agent_for_good(Why::EXECUTABLE, || call(number, args));
-        return answer(made);
+        return life::without_agent_for_good(Why::EXECUTABLE, || call(number, args));
     }
     match Filter::installed_by(number, &args) {
-        Filter::Asks => answer(call(number, args)),
+        Filter::Asks => call(number, args),
         Filter::None if !narrows(number, &args) || changes_nothing(number, &args) => {
-            answer(call(number, args))
+            call(number, args)
         }
         Filter::None => without_agent(number, args),
         Filter::Good => {
             let install = || call(number, args).inspect(|_| life::note_read_filter());
-            answer(life::without_agent(Why::RIGHTS, install).and_then(|result| result))
+            life::without_agent(Why::RIGHTS, install).and_then(|result| result)
         }
         Filter::Refuses(refused) => {
             let why = Why::filter(refused);
-            answer(life::without_agent_for_good(why, || call(number, args)))
+            life::without_agent_for_good(why, || call(number, args))
         }
     }
 }
@@ -567,5 +566,5 @@ pub(super) extern "C" fn by_number(
     e: usize,
     f: usize,
 ) -> c_long {
-    system_call(number, [a, b, c, d, e, f])
+    answer(system_call(number, [a, b, c, d, e, f]))
 }

@@ -160,6 +160,11 @@ impl Elf {
         self.named(name)?.value.filter(|&at| place(at).is_some())
     }
 
+    /// Whether this is musl, as a libc: glibc tells its version.
+    pub(super) fn is_musl(&self) -> bool {
+        self.find("gnu_get_libc_version").is_none()
+    }
+
     /// From where to where a function reaches.
     pub(super) fn extent(&self, name: &str) -> Option<Range<usize>> {
         let symbol = self.named(name)?;

@@ -76,6 +76,17 @@ pub(super) struct Hook {
     pub(super) next: Option<u64>,
 }
 
+impl Hook {
+    /// The one for the system call of a function of musl's.
+    pub(super) fn gate(function: &str) -> Self {
+        Self {
+            name: function.to_owned(),
+            hook: Some(0),
+            next: None,
+        }
+    }
+}
+
 impl Image {
     /// The library of this file.
     ///
@@ -203,6 +214,20 @@ impl Image {
         let at = usize::try_from(self.address("PAGEONE_NUMBERS")? - self.base)?;
         let bits = self.elf.bytes.get(at..at + BYTES);
         bits.context("a table lies outside")
+    }
+
+    /// The requests of ioctl(2) that have a hook.
+    ///
+    /// # Errors
+    /// It has none.
+    pub(super) fn requests(&self) -> Result<[u32; 3]> {
+        let table = usize::try_from(self.address("PAGEONE_REQUESTS")? - self.base)?;
+        let mut all = [0; 3];
+        for (index, request) in all.iter_mut().enumerate() {
+            let word = number(&self.elf.bytes, table + index * 4, 4);
+            *request = u32::try_from(word.context("a table lies outside")?)?;
+        }
+        Ok(all)
     }
 
     /// Its table of hooks, once it was [relocated](Self::relocate).

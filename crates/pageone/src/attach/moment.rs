@@ -34,13 +34,14 @@ use sys::elf::number;
 use sys::seize::Place;
 
 use super::elf::Elf;
+use super::gates::GATES;
 use super::image::{Hook, Image};
 use super::target::Target;
 
 /// How much of a stack is searched.
 const DEPTH: usize = 128 << 10;
 /// The longest function that has a hook, and the most ways back from signal handlers: a stranger's libc is what he made of it.
-const MOST_CODE: usize = 64 << 10;
+pub(super) const MOST_CODE: usize = 64 << 10;
 const MOST_RETURNS: usize = 16;
 /// How much of it is searched for calls of functions that set users: libc's own way from there to the kernel is short.
 const SHALLOW: usize = 2 << 10;
@@ -93,7 +94,11 @@ impl Bodies {
     /// The image is of another version.
     pub(super) fn of(libc: &Elf, base: u64, image: &Image) -> Result<Self> {
         let mut all = Vec::new();
-        for hook in image.hooks()? {
+        let hooks = image.hooks()?;
+        let gates = GATES.iter().filter(|_| libc.is_musl());
+        let gates = gates.filter(|(name, _)| !hooks.iter().any(|hook| hook.name == *name));
+        let gates: Vec<_> = gates.map(|(name, _)| Hook::gate(name)).collect();
+        for hook in hooks.into_iter().chain(gates) {
             // Variables have no code; some functions are not in every libc.
             let Some(range) = libc.extent(&hook.name).filter(|_| hook.hook.is_some()) else {
                 continue;

@@ -49,7 +49,7 @@ enum Step {
 
 /// The places in the function with this code; empty if it is not understood. There are several where it has several ways.
 pub(super) fn sites(code: &[u8]) -> Vec<Site> {
-    if let Some(site) = by_number(code) {
+    if let Some(site) = by_number(code).or_else(|| for_all_threads(code)) {
         return vec![site];
     }
     let mut found = Vec::new();
@@ -115,6 +115,41 @@ fn by_number(code: &[u8]) -> Option<Site> {
     })
 }
 
+/// musl's functions that set users and groups put the call's number before the arguments, and go on in one function for all of them. What
+/// they write to registers in which the caller passed nothing needs no undoing.
+fn for_all_threads(code: &[u8]) -> Option<Site> {
+    // The moves of an argument, and the ones that move it back.
+    const MOVES: [([u8; 2], [u8; 2]); 4] = [
+        ([0x89, 0xfe], [0x89, 0xf7]), // mov %edi, %esi
+        ([0x89, 0xfa], [0x89, 0xd7]), // mov %edi, %edx
+        ([0x89, 0xf2], [0x89, 0xd6]), // mov %esi, %edx
+        ([0x89, 0xd1], [0x89, 0xca]), // mov %edx, %ecx
+    ];
+    // 0 or -1 into ecx, edx or esi.
+    const FILLS: [&[u8]; 6] = [
+        &[0x31, 0xc9],
+        &[0x31, 0xd2],
+        &[0x83, 0xc9, 0xff],
+        &[0x83, 0xce, 0xff],
+        &[0xb9, 0xff, 0xff, 0xff, 0xff],
+        &[0xbe, 0xff, 0xff, 0xff, 0xff],
+    ];
+    let (mut at, mut undo) = (0, Vec::new());
+    loop {
+        let rest = code.get(at..)?;
+        if let Some((_, back)) = MOVES.iter().find(|(bytes, _)| rest.starts_with(bytes)) {
+            undo.splice(0..0, *back);
+            at += 2;
+        } else if let Some(fill) = FILLS.iter().find(|bytes| rest.starts_with(bytes)) {
+            at += fill.len();
+        } else {
+            // mov $number, %edi; jmp
+            let is_last = matches!(rest, [0xbf, _, _, 0, 0, 0xe9 | 0xeb, ..]) && at > 0;
+            return is_last.then_some(Site { at, len: 5, undo });
+        }
+    }
+}
+
 pub(super) const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// The instruction at the beginning of some code. All of them mean the same wherever they stand, but for the jumps.
@@ -133,8 +168,11 @@ fn step(code: &[u8]) -> Option<Step> {
         // push of a register that a function keeps
         [register @ (0x53 | 0x55), ..] => Step::Undone(1, vec![register + 8]),
         [0x41, register @ 0x54..=0x57, ..] => Step::Undone(2, vec![0x41, register + 8]),
-        // sub $byte, %rsp
+        // push %rax, for its room alone
+        [0x50, ..] => Step::Undone(1, vec![0x58]),
+        // sub $byte, %rsp; sub $number, %rsp
         [0x48, 0x83, 0xec, by, ..] => Step::Undone(4, vec![0x48, 0x83, 0xc4, by]),
+        [0x48, 0x81, 0xec, a, b, c, d, ..] => Step::Undone(7, vec![0x48, 0x81, 0xc4, a, b, c, d]),
         // mov $number, %eax; into another register only as the long instruction itself
         [0xb8..=0xbf, _, _, _, _, ..] => Step::Harmless(5),
         [0x48, 0xc7, 0xc0, _, _, _, _, ..] => Step::Harmless(7),
@@ -144,16 +182,25 @@ fn step(code: &[u8]) -> Option<Step> {
         [
             0x48 | 0x4c,
             0x89,
-            0x44 | 0x4c | 0x54 | 0x74,
+            0x44 | 0x4c | 0x54 | 0x74 | 0x7c,
             0x24,
             0..0x80,
             ..,
         ] => Step::Harmless(5),
-        // mov between registers, to one that a function keeps (and has pushed), or %r10, %eax
-        [0x48, 0x89, 0xfd | 0xf5 | 0xe5 | 0xfb | 0xf3 | 0xc8, ..] => Step::Harmless(3),
-        [0x49, 0x89, 0xca | 0xf4 | 0xfc, ..] => Step::Harmless(3),
+        [0x48, 0x89, 0x3c, 0x24, ..] => Step::Harmless(4),
+        // lea of a place in the frame, or in the library, as the long instruction itself
+        [0x48, 0x8d, 0x44, 0x24, _, ..] => Step::Harmless(5),
+        [0x48, 0x8d, 0x3d, _, _, _, _, ..] => Step::Harmless(7),
+        // mov between registers, to one that a function keeps (and has pushed), or %r10, %rax; mov %edi, %edi
+        [
+            0x48,
+            0x89,
+            0xfd | 0xf5 | 0xe5 | 0xfb | 0xf3 | 0xc8 | 0xf8,
+            ..,
+        ] => Step::Harmless(3),
+        [0x49, 0x89, 0xca | 0xf4 | 0xfc, ..] | [0x4d, 0x89, 0xc2, ..] => Step::Harmless(3),
         [0x41, 0x89, 0xca | 0xf4 | 0xfc | 0xf5 | 0xfd, ..] => Step::Harmless(3),
-        [0x89, 0xfd | 0xf5 | 0xfb | 0xf3, ..] => Step::Harmless(2),
+        [0x89, 0xfd | 0xf5 | 0xfb | 0xf3 | 0xff, ..] => Step::Harmless(2),
         // xor %eax, %eax
         [0x31, 0xc0, ..] => Step::Harmless(2),
         // test and compare
@@ -216,6 +263,28 @@ mod tests {
         ];
         let places: Vec<usize> = sites(&advise).iter().map(|site| site.at).collect();
         assert_eq!(places, [7], "the other way ends");
+    }
+
+    #[test]
+    fn what_musls_functions_moved_is_moved_back() {
+        // setresuid, seteuid and setuid
+        let number = [0xbf, 0x75, 0, 0, 0, 0xe9, 1, 2, 3, 4];
+        for (moves, undo) in [
+            (
+                &[0x89, 0xd1, 0x89, 0xf2, 0x89, 0xfe][..],
+                &[0x89, 0xf7, 0x89, 0xd6, 0x89, 0xca][..],
+            ),
+            (
+                &[0x89, 0xfa, 0x83, 0xc9, 0xff, 0x83, 0xce, 0xff],
+                &[0x89, 0xd7],
+            ),
+            (&[0x89, 0xfe, 0x31, 0xc9, 0x31, 0xd2], &[0x89, 0xf7]),
+        ] {
+            let site = only(&[moves, &number].concat());
+            assert_eq!((site.at, site.len), (moves.len(), 5));
+            assert_eq!(site.undo, undo);
+        }
+        assert_eq!(sites(&[0x89, 0xd1, 0xbf, 1, 0, 0, 0, 0xc3]), []);
     }
 
     #[test]

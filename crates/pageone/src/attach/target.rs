@@ -14,8 +14,9 @@ use sys::credentials::{self, Credentials};
 use sys::foreign::ForeignName;
 use sys::seize::SeizeError;
 
-use super::board::{BOARD_BYTES, Function, begins_with_jump, jump_at_beginning};
+use super::board::{BOARD_BYTES, Function, jump_at_beginning};
 use super::elf::Elf;
+use super::gates::leads_away;
 use super::record::{RECORD_BYTES, Record};
 use super::site::SEEN;
 use crate::human;
@@ -53,11 +54,15 @@ impl Mapping {
     fn is_libc(&self) -> bool {
         let path = self.path.trim_end_matches(" (deleted)");
         path.ends_with("/libc.so.6")
+            // musl's is the dynamic linker, too.
+            || path.ends_with("/ld-musl-x86_64.so.1")
+            || path.ends_with("/libc.musl-x86_64.so.1")
+            || path.ends_with("-linux-musl/libc.so")
     }
 }
 
 /// What is said of a process without a libc whose functions could have hooks.
-const NO_LIBC: &str = "it has no glibc (libc.so.6), or one that was renamed";
+const NO_LIBC: &str = "it has no glibc (libc.so.6) or musl, or one that was renamed";
 
 /// The process.
 pub(super) struct Target {
@@ -139,10 +144,8 @@ impl Target {
 
     /// The note behind the board to which libc's munmap leads.
     fn record(&self) -> Result<Option<Record>> {
-        let (libc, base) = self.libc()?;
-        let munmap = libc.find("munmap").context("its libc has no munmap")?;
-        let function = self.function(base + munmap)?;
-        let Some(board) = jump_at_beginning(&function) else {
+        let libc = self.libc()?;
+        let Some(board) = self.leads_to(&libc)? else {
             return Ok(None);
         };
         let Some(end) = self.end_of_mapping(board) else {
@@ -188,7 +191,10 @@ impl Target {
                 "it is a command of PageONE itself".to_owned()
             ));
         }
-        if let Some(obstacle) = program::elf_obstacle(&file) {
+        // A preloaded agent needs glibc; one that is attached finds its way in musl.
+        let obstacle = program::elf_obstacle(&file);
+        let obstacle = obstacle.filter(|obstacle| !matches!(obstacle, Obstacle::OtherLibc(_)));
+        if let Some(obstacle) = obstacle {
             bail!(NotAttached::Unfit(reason(&obstacle)));
         }
         let memory = sys::text::open_as(format!("{folder}/mem"), OFlags::RDWR);
@@ -325,9 +331,21 @@ impl Target {
     }
 
     /// Whether the functions of a libc lead elsewhere.
-    fn has_hooks(&self, (libc, base): &(Elf, u64)) -> bool {
-        let munmap = || self.function(base + libc.find("munmap")?).ok();
-        munmap().is_some_and(|function| begins_with_jump(&function.code))
+    fn has_hooks(&self, libc: &(Elf, u64)) -> bool {
+        matches!(self.leads_to(libc), Ok(Some(_)))
+    }
+
+    /// Where the munmap of a libc leads, if it leads elsewhere.
+    fn leads_to(&self, (libc, base): &(Elf, u64)) -> Result<Option<u64>> {
+        let munmap = libc.find("munmap").context("its libc has no munmap")?;
+        let function = self.function(base + munmap)?;
+        Ok(match libc.is_musl() {
+            true => {
+                let all = *base..base + libc.bytes.len() as u64;
+                leads_away(&function.code, function.at, &all)
+            }
+            false => jump_at_beginning(&function),
+        })
     }
 
     /// libc, as it lies in the process, and where.

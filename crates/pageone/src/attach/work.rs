@@ -15,8 +15,9 @@ use sys::thread::{block_signals, restore_signals};
 use super::board::{BOARD_BYTES, Board, Patch};
 use super::elf::{Elf, Segment};
 use super::filters::Judge;
+use super::gates::{self, GATES, IOCTL};
 use super::image::{ERRNO, Image, STACK_BYTES};
-use super::moment::{Bodies, PAUSE, TRIES, WAIT};
+use super::moment::{Bodies, MOST_CODE, PAUSE, TRIES, WAIT};
 use super::owner::Server;
 use super::record::{FUNCTIONS, RECORD_BYTES, Record};
 use super::site::JUMP;
@@ -252,7 +253,7 @@ impl Work {
         image.relocate(base, errno)?;
         image.set_words(&words.environment)?;
         let near = self.place_of_board(libc.1)?;
-        let (board, hooks) = plan(&self.target, &mut image, near, in_libc)?;
+        let (board, hooks) = plan(&self.target, &mut image, near, libc)?;
         let stack = base + image.len() as u64;
         let [call, end, again, beyond, leave] = FUNCTIONS.map(|name| function(&image, name));
         let call = call?;
@@ -493,20 +494,28 @@ pub(super) fn plan(
     target: &Target,
     image: &mut Image,
     at: u64,
-    in_libc: impl Fn(&str) -> Option<u64>,
+    (libc, base): (&Elf, u64),
 ) -> Result<(Board, usize)> {
     // Not in every libc that is known.
     const NEW: [&str; 4] = ["mseal", "process_madvise", "mlock2", "pkey_mprotect"];
+    // musl's brk refuses, and its malloc only has the heap grow.
+    const OF_GLIBC: [&str; 2] = ["brk", "__curbrk"];
     // Their hooks can do without libc's own.
     const ALONE_TOO: [&str; 2] = ["syscall", "ioctl"];
+    let is_musl = libc.is_musl();
     let mut board = Board::new(at);
     let mut count = 0;
     for hook in image.hooks()? {
-        let Some(function) = in_libc(&hook.name) else {
-            if NEW.contains(&hook.name.as_str()) {
-                continue;
+        let name = hook.name.as_str();
+        if is_musl && (OF_GLIBC.contains(&name) || GATES.iter().any(|(gate, _)| *gate == name)) {
+            continue;
+        }
+        let Some(function) = libc.find(name).map(|at| base + at) else {
+            match name {
+                new if NEW.contains(&new) => continue,
+                _ if is_musl => bail!("its libc has no {name}: musl is known from 1.1.24 on"),
+                _ => bail!("its libc has no {name}: it is older than glibc 2.34"),
             }
-            bail!("its libc has no {}: it is older than glibc 2.34", hook.name);
         };
         let next = match hook.hook {
             None => Some(function),
@@ -514,18 +523,54 @@ pub(super) fn plan(
                 count += 1;
                 let code = target.function(function)?;
                 let own = board.hook(&code, hooked);
-                own.with_context(|| format!("its libc's {} cannot be hooked", hook.name))?
+                own.with_context(|| format!("its libc's {name} cannot be hooked"))?
             }
         };
         match (hook.next, next) {
             (Some(place), Some(next)) => image.set(place, next)?,
-            (Some(_), None) if !ALONE_TOO.contains(&hook.name.as_str()) => {
-                bail!("{} has several ways", hook.name)
-            }
+            (Some(_), None) if !ALONE_TOO.contains(&name) => bail!("{name} has several ways"),
             _ => {}
         }
     }
+    if is_musl {
+        count += plan_gates(image, &mut board, (libc, base))?;
+    }
     Ok((board, count))
+}
+
+/// The same for the system calls of musl's functions.
+fn plan_gates(image: &Image, board: &mut Board, (libc, base): (&Elf, u64)) -> Result<usize> {
+    let entered = image.address("pageone_entered")?;
+    let requests = image.requests()?;
+    // Before musl 1.2.2 fork makes the call itself.
+    let is_there = |name: &str| libc.find(name).is_some();
+    let elsewhere = match is_there("_Fork") {
+        true => "fork",
+        false => "_Fork",
+    };
+    let gates = GATES.iter().filter(|(name, _)| *name != elsewhere);
+    let mut count = 0;
+    for (name, number) in gates.filter(|(name, _)| is_there(name)) {
+        let range = libc.extent(name).filter(|range| range.len() <= MOST_CODE);
+        let start = range.as_ref().map_or(0, |range| range.start);
+        let code = range
+            .and_then(|range| libc.bytes.get(range))
+            .unwrap_or_default();
+        let only = match *number {
+            IOCTL => &requests[..],
+            _ => &[],
+        };
+        let found =
+            gates::gate(code, *number).context("its code is not one of those that are known");
+        found
+            .and_then(|gate| board.gate((base + start as u64, code), gate, entered, only))
+            .with_context(|| format!("its libc's {name} cannot be hooked"))?;
+        count += 1;
+    }
+    let end = gates::end_of_thread(&libc.bytes);
+    let end = end.context("its libc ends threads in a way that is not known")?;
+    board.end_of_thread((base, &libc.bytes), end, entered)?;
+    Ok(count)
 }
 
 fn random() -> Result<[u8; 8]> {

@@ -14,6 +14,15 @@ use std::time::{Duration, Instant};
 
 use pageone::bench::{Content, Guest};
 
+/// A C compiler, with its first arguments: `cc`, or as `PAGEONE_CC` says, for another libc (`make test-musl`).
+pub(crate) fn compiler() -> Command {
+    let words = std::env::var("PAGEONE_CC").unwrap_or_else(|_| "cc".to_owned());
+    let mut words = words.split_ascii_whitespace();
+    let mut compiler = Command::new(words.next().expect("a compiler"));
+    compiler.args(words);
+    compiler
+}
+
 /// The longest wait for anything here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 

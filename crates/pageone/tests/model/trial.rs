@@ -232,7 +232,7 @@ fn build(place: &Place) -> PathBuf {
     let sources = std::fs::read_dir(root().join("tests/model")).unwrap();
     let sources = sources.map(|entry| entry.unwrap().path());
     let program = place.path().join("model");
-    let mut cc = Command::new("cc");
+    let mut cc = crate::common::compiler();
     // Its own data lies below the arena, so that the heap may lie there.
     cc.args(["-O2", "-g", "-Wall", "-Wextra", "-pthread", "-no-pie", "-o"])
         .arg(&program)
