@@ -168,10 +168,12 @@ impl Core {
         reach
             .values()
             .for_each(|its| its.guest.passes.begin_gains());
+        self.meter.count();
         let before = self.used();
         *lock(&self.pass) = Some(pass);
         let finished = self.passes(crew, &reach, pass);
         *lock(&self.pass) = None;
+        self.meter.count();
         let used = self.used().saturating_sub(before);
         for its in reach.values_mut() {
             its.gains = its.guest.passes.end_gains();
