@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, text::encode_registry};
@@ -20,13 +21,13 @@ const STORES: usize = 256;
 
 /// All metrics; without a status those of KSM alone, and `pageone_up` says so. At most `guests` guests are named.
 pub(super) fn text(
-    status: Option<&Status>,
+    status: Option<Arc<Status>>,
     ksm: &Ksm,
     guests: usize,
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Metrics {
-        status: status.cloned(),
+        status,
         ksm: ksm.clone(),
         guests,
     }));
@@ -37,7 +38,7 @@ pub(super) fn text(
 
 #[derive(Debug)]
 struct Metrics {
-    status: Option<Status>,
+    status: Option<Arc<Status>>,
     ksm: Ksm,
     guests: usize,
 }
@@ -392,7 +393,12 @@ mod tests {
     }
 
     fn lines(status: &Status, guests: usize) -> String {
-        text(Some(status), &Ksm::at("/nonexistent"), guests).unwrap()
+        text(
+            Some(Arc::new(status.clone())),
+            &Ksm::at("/nonexistent"),
+            guests,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -543,7 +549,7 @@ mod tests {
             guests: vec![guest(1, 1)],
             ..Status::default()
         };
-        let text = text(Some(&status), &Ksm::at(folder.path()), 5).unwrap();
+        let text = text(Some(Arc::new(status)), &Ksm::at(folder.path()), 5).unwrap();
         let board = include_str!("../../../../packaging/grafana.json");
         let alerts = include_str!("../../../../packaging/alerts.yml");
         let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
