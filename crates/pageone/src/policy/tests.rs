@@ -417,4 +417,20 @@ fn a_number_in_a_container_gives_no_right_without_a_control_group() {
     assert_eq!(may(false, "/ops/one"), (true, true));
     assert_eq!(may(true, "/ops/one"), (false, true));
     assert_eq!(may(true, "/else"), (false, false));
+    // The example of docs/cli.md: services, and no container of Docker's beside them.
+    let docs = include_str!("../../../../docs/cli.md");
+    let after = docs.split("\n[control]").nth(1).unwrap();
+    let line = after
+        .lines()
+        .find(|line| line.starts_with("cgroup = "))
+        .unwrap();
+    let example = self::policy(&format!("[control]\nuid = 7\n{line}\n"));
+    for (cgroup, fits) in [("ops.service", true), ("docker-0123abcd.scope", false)] {
+        let who = inside(7, &format!("/system.slice/{cgroup}"));
+        let who = Who {
+            confined: true,
+            ..who
+        };
+        assert_eq!(example.may_control(&who), fits, "{cgroup}");
+    }
 }
