@@ -45,14 +45,14 @@ pub(crate) fn status(core: &Core) -> Status {
         unserved: core.users.common.refusals.list(),
         ..Status::default()
     };
-    let mut cpu_ns = gone.cpu_ns;
+    let mut cpu_ns = gone.charged_ns;
     for domain in &domains {
         let own = |guest: &&Arc<Guest>| Arc::ptr_eq(&guest.domain, domain);
         add_domain(&mut status, domain, guests.iter().filter(own));
     }
     for guest in &guests {
         let counters = &guest.counters;
-        cpu_ns = cpu_ns.saturating_add(counters.cpu_ns.load(Relaxed));
+        cpu_ns = cpu_ns.saturating_add(counters.charged_ns());
         status.window_max_us = status
             .window_max_us
             .max(counters.window_ns.load(Relaxed) / 1000);
@@ -201,7 +201,7 @@ fn describe(guest: &Guest, classes: &Classes) -> GuestStatus {
         stuck: guest.is_held_up(),
         saved_bytes: pages(Class::Zeroed) * PAGE,
         net_saved_bytes: 0,
-        cpu_seconds: seconds(guest.counters.cpu_ns.load(Relaxed)),
+        cpu_seconds: seconds(guest.counters.charged_ns()),
         name: None,
         attached: guest.is_attached(),
         reasons: Vec::new(),
@@ -235,6 +235,25 @@ fn divide_saving(guests: &mut [GuestStatus], by_fork: &[u64], saved: u64) -> u64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// That it has used all time there is: it is shown the time that it was waited for, and no more is left when it is gone.
+    #[test]
+    fn the_word_of_an_agent_does_not_spoil_the_cpu_time() {
+        let (lab, guest) = crate::testing::fake::Lab::with_guest();
+        let honest = lab.status().cpu_seconds;
+        guest.counters.cpu_ns.store(u64::MAX, Relaxed);
+        guest.note_talk(Duration::from_millis(1));
+        let status = lab.status();
+        let most = 60.0; // of this process
+        assert!(status.cpu_seconds - honest < most, "{status:?}");
+        assert!(status.guests[0].cpu_seconds < 1.0, "{status:?}");
+        drop(guest);
+        lab.world(|world| world.kill(0));
+        lab.rounds(3);
+        let status = lab.status();
+        assert!(status.guests.is_empty(), "{status:?}");
+        assert!(status.cpu_seconds - honest < most, "{status:?}");
+    }
 
     #[test]
     fn the_parts_of_the_saving_add_up() {
