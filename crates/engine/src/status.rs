@@ -179,6 +179,7 @@ fn describe(guest: &Guest, classes: &Classes) -> GuestStatus {
         pid: guest.pid,
         uid: guest.uid,
         comm: guest.memory.name(),
+        joined_as: guest.joined_as(),
         domain: guest.domain.name.as_str().into(),
         regions: guest.counters.regions.load(Relaxed),
         pages: classes.present(),

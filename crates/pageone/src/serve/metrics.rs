@@ -295,12 +295,17 @@ fn guests(to: &mut Writer<'_>, all: &[GuestStatus], most: usize) -> fmt::Result 
 /// The labels of a guest.
 const LABELS: [&str; 4] = ["pid", "comm", "name", "domain"];
 
-/// Their values. Without a name its label is empty, which is for Prometheus as if it were not there.
+/// Their values. Without a name its label is empty, which is for Prometheus as if it were not there. A process may take another name at any
+/// time, and each would begin series of its own: so `comm` is the one that it joined with.
 fn labels(guest: &GuestStatus) -> [String; 4] {
+    let comm = match guest.joined_as.raw() {
+        "" => &guest.comm,
+        _ => &guest.joined_as,
+    };
     let name = guest.name.as_ref().map(ToString::to_string);
     [
         guest.pid.to_string(),
-        guest.comm.to_string(),
+        comm.to_string(),
         name.unwrap_or_default(),
         guest.domain.to_string(),
     ]
@@ -483,6 +488,25 @@ mod tests {
         assert!(row(1).contains(r#",name="web\"} 1"#), "{text}");
         assert!(row(2).contains(r#",name="","#), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn a_guest_that_takes_other_names_begins_no_series() {
+        let series = |comm: &str| {
+            let guest = GuestStatus {
+                comm: comm.into(),
+                joined_as: "first".into(),
+                ..guest(1, 2)
+            };
+            let status = Status {
+                guests: vec![guest],
+                ..Status::default()
+            };
+            lines(&status, 2)
+        };
+        let text = series("second");
+        assert!(text.contains(r#"pid="1",comm="first","#), "{text}");
+        assert_eq!(series("third"), text);
     }
 
     #[test]
