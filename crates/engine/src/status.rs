@@ -55,7 +55,7 @@ pub(crate) fn status(core: &Core) -> Status {
         status.metadata_bytes = status.metadata_bytes.saturating_add(own_cost(guest));
     }
     status.net_saved_bytes = net(status.saved_bytes, status.metadata_bytes);
-    status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(all.cpu_ns);
+    status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(all.charged_ns);
     status.first_merges_ms = until_first_merges(core, &status, &guests);
     let new = guests.iter().filter(|guest| guest.is_new());
     let new: BTreeSet<_> = new.map(|guest| guest.pid).collect();
@@ -169,6 +169,7 @@ fn describe(guest: &Guest) -> GuestStatus {
         pid: guest.pid,
         uid: guest.uid,
         comm: guest.memory.name(),
+        joined_as: guest.joined_as(),
         domain: guest.domain.name.as_str().into(),
         regions: guest.counters.regions.load(Relaxed),
         pages: classes.iter().sum(),
@@ -191,7 +192,7 @@ fn describe(guest: &Guest) -> GuestStatus {
         stuck: guest.is_held_up(),
         saved_bytes: pages(Class::Zeroed) * PAGE,
         net_saved_bytes: 0,
-        cpu_seconds: seconds(guest.counters.cpu_ns.load(Relaxed)),
+        cpu_seconds: seconds(guest.counters.charged_ns()),
         name: None,
         attached: guest.is_attached(),
         reasons: Vec::new(),
@@ -225,6 +226,25 @@ fn divide_saving(guests: &mut [GuestStatus], by_fork: &[u64], saved: u64) -> u64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// That it has used all time there is: it is shown the time that it was waited for, and no more is left when it is gone.
+    #[test]
+    fn the_word_of_an_agent_does_not_spoil_the_cpu_time() {
+        let (lab, guest) = crate::testing::fake::Lab::with_guest();
+        let honest = lab.status().cpu_seconds;
+        guest.counters.cpu_ns.store(u64::MAX, Relaxed);
+        guest.note_talk(Duration::from_millis(1));
+        let status = lab.status();
+        let most = 60.0; // of this process
+        assert!(status.cpu_seconds - honest < most, "{status:?}");
+        assert!(status.guests[0].cpu_seconds < 1.0, "{status:?}");
+        drop(guest);
+        lab.world(|world| world.kill(0));
+        lab.rounds(3);
+        let status = lab.status();
+        assert!(status.guests.is_empty(), "{status:?}");
+        assert!(status.cpu_seconds - honest < most, "{status:?}");
+    }
 
     #[test]
     fn the_parts_of_the_saving_add_up() {

@@ -11,9 +11,11 @@
 //!                                               a domain, or a refusal
 //! ```
 //!
+//! A domain by cgroup is one user's, unless the rule says whose it is: in a container root and a service without rights are neighbours.
+//!
 //! No two grants make the same text for different domains. `uid:7`, `uid:7/NAME`, `gid:7`,
-//! `gid:7/NAME`, `cgroup:NUMBER/PATH` and `name:NAME` differ in the part before the colon, only numbers stand
-//! before a slash, and only `name:` is shared by several rules, on purpose.
+//! `gid:7/NAME`, `cgroup:NUMBER/PATH`, `cgroup:NUMBER:7/PATH` and `name:NAME` differ in the part before the colon, only numbers stand
+//! before a slash, one or two of them, and only `name:` is shared by several rules, on purpose.
 
 mod file;
 mod ids;
@@ -180,8 +182,10 @@ enum Grant {
     User,
     /// One a group.
     Group,
-    /// One a cgroup.
+    /// One a user and cgroup.
     Cgroup,
+    /// One a cgroup, for all users of the rule.
+    WholeCgroup,
     /// This one for all.
     Named(String),
 }
@@ -193,6 +197,11 @@ impl Grant {
             Self::Group => Some(format!("gid:{}", who.gid)),
             // The number too: a cgroup that is made again at this path is another.
             Self::Cgroup => {
+                let cgroup = who.cgroup.as_ref()?;
+                let (id, uid, path) = (cgroup.id, who.uid, cgroup.path.raw());
+                Some(format!("cgroup:{id}:{uid}{path}"))
+            }
+            Self::WholeCgroup => {
                 let cgroup = who.cgroup.as_ref()?;
                 Some(format!("cgroup:{}{}", cgroup.id, cgroup.path.raw()))
             }
@@ -337,8 +346,9 @@ impl Policy {
     #[must_use]
     pub fn asks_for_cgroups(&self) -> bool {
         self.rules.iter().any(|rule| {
-            let cgroup = Some(Grant::Cgroup);
-            let gives = matches!(&rule.says, Says::Give { grant, .. } if *grant == cgroup);
+            let by_cgroup =
+                |grant: &Option<Grant>| matches!(grant, Some(Grant::Cgroup | Grant::WholeCgroup));
+            let gives = matches!(&rule.says, Says::Give { grant, .. } if by_cgroup(grant));
             rule.peers.cgroup.is_some() || gives
         })
     }

@@ -81,13 +81,10 @@ fn answer(source: &Source, guests: usize, path: &str) -> Answer {
         "/" => Answer::ok("text/html; charset=utf-8", PAGE),
         "/page.css" => Answer::ok("text/css; charset=utf-8", STYLE),
         "/page.js" => Answer::ok("text/javascript; charset=utf-8", SCRIPT),
-        "/metrics" => {
-            let status = source.status();
-            match metrics::text(status.as_deref().ok(), source.ksm(), guests) {
-                Ok(text) => Answer::ok(metrics::KIND, text),
-                Err(_) => Answer::plain(500, "the metrics cannot be written\n"),
-            }
-        }
+        "/metrics" => match source.metrics(guests) {
+            Ok(text) => Answer::ok(metrics::KIND, text),
+            Err(_) => Answer::plain(500, "the metrics cannot be written\n"),
+        },
         "/api/status" => json(source.status_json()),
         "/api/history?last=hour" => json(source.history_json(3600)),
         "/api/history?last=day" => json(source.history_json(86_400)),
@@ -99,7 +96,7 @@ fn answer(source: &Source, guests: usize, path: &str) -> Answer {
     }
 }
 
-fn json(text: Result<String, String>) -> Answer {
+fn json(text: source::Text) -> Answer {
     match text {
         Ok(text) => Answer::ok("application/json", text),
         Err(why) => Answer::plain(503, why + "\n"),

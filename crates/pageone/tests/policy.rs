@@ -583,10 +583,10 @@ fn cgroups_are_domains_where_the_policy_says_so() {
     let mut daemon = open.daemon(&format!(
         "default = 'refuse'\n\
          [[rule]]\ncgroup = '/**/{name}/banned'\nrefuse = true\n\
-         [[rule]]\ncgroup = '/**/{name}/vm-*'\nper = 'cgroup'\n"
+         [[rule]]\nuid = '61001-61002'\ncgroup = '/**/{name}/vm-*'\nper = 'cgroup'\n"
     ));
     let [a, b, c] = USERS;
-    // Two users in one cgroup share; one user in two cgroups does not.
+    // Two users in one cgroup share, for the rule names them; one user in two cgroups does not.
     let places = [
         (a, "vm-1"),
         (b, "vm-1"),

@@ -81,6 +81,13 @@ fn it_shows_what_the_daemon_counts() {
         count(&status["status"], "saved_bytes") as u64,
         PAGES as u64 * 4096
     );
+    let first = &status["status"]["guests"][0];
+    assert!(
+        first["joined_as"]
+            .as_str()
+            .is_some_and(|name| !name.is_empty())
+    );
+    assert_eq!(first["joined_as"], first["comm"], "{first}");
     let history: serde_json::Value = wait_for("a sample", || {
         let said = get(&address, "/api/history?last=hour");
         let history: serde_json::Value = serde_json::from_str(body(&said)).expect("JSON");

@@ -286,6 +286,8 @@ pub struct GuestStatus {
     pub uid: u32,
     /// The command name, as in `/proc/PID/comm`.
     pub comm: ForeignName,
+    /// The command name that it had when it became a guest; it stays, whatever name the process takes since.
+    pub joined_as: ForeignName,
     /// What people know it by: a virtual machine, a container, a unit. None where only the command is known.
     pub name: Option<ForeignName>,
     /// The trust domain its pages are shared in.

@@ -13,7 +13,7 @@ use crate::page::{CLASSES, Class};
 pub(crate) struct Counters {
     /// The sums over its chunks.
     tallies: [AtomicI64; TALLIES],
-    /// CPU time of the agent, in nanoseconds.
+    /// CPU time of the agent by its own word, in nanoseconds.
     pub(crate) cpu_ns: AtomicU64,
     /// Time the engine has waited for the agent's answers, in nanoseconds.
     pub(crate) talk_ns: AtomicU64,
@@ -82,8 +82,8 @@ impl Counters {
         self.tally(KEPT)
     }
 
-    /// The agent's CPU time that counts against the engine's limit: the time it tells, but no more than the
-    /// time it was waited for. A hostile agent could else stop the work for all others (I8) by its word.
+    /// The agent's CPU time that is shown, and that counts against the engine's limit: the time it tells, but no more than the
+    /// time it was waited for. A hostile agent could else stop the work for all others (I8) by its word, and spoil the sum for good.
     pub(crate) fn charged_ns(&self) -> u64 {
         self.cpu_ns.load(Relaxed).min(self.talk_ns.load(Relaxed))
     }
@@ -150,9 +150,7 @@ impl Counters {
 /// Sums over guests: kept of those that are gone.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gone {
-    /// CPU time of their agents, in nanoseconds.
-    pub(crate) cpu_ns: u64,
-    /// The part of it that counts against the limit.
+    /// CPU time of their agents, in nanoseconds, as far as they were waited for.
     pub(crate) charged_ns: u64,
     /// The longest window, in nanoseconds.
     pub(crate) window_ns: u64,
@@ -164,7 +162,6 @@ pub(crate) struct Gone {
 impl Gone {
     /// Adds a guest.
     pub(crate) fn add(&mut self, its: &Counters) {
-        self.cpu_ns = self.cpu_ns.saturating_add(its.cpu_ns.load(Relaxed));
         self.charged_ns = self.charged_ns.saturating_add(its.charged_ns());
         self.window_ns = self.window_ns.max(its.window_ns.load(Relaxed));
         self.merged_again += its.merged_again.load(Relaxed);

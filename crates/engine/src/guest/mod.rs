@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize}
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use sys::foreign::ForeignName;
 use sys::socket::Peer;
 use wire::Ready;
 
@@ -101,6 +102,8 @@ pub(crate) struct Guest {
     pub(crate) kin: Kin,
     /// Why it may no longer be in its domain, and since when that is known.
     leaving: OnceLock<(String, Instant)>,
+    /// The command name that it had when it was taken in.
+    joined_as: OnceLock<ForeignName>,
 }
 
 /// How long a guest may take to give the pages it shared with its former domain private copies.
@@ -170,7 +173,13 @@ impl Guest {
             claims: Ordered::new(Claims::Open(0)),
             kin: Kin::default(),
             leaving: OnceLock::new(),
+            joined_as: OnceLock::new(),
         }
+    }
+
+    /// The command name that it had when it was taken in.
+    pub(crate) fn joined_as(&self) -> ForeignName {
+        self.joined_as.get().cloned().unwrap_or_default()
     }
 
     /// Takes the guest in: its agent is `ready`.
@@ -186,6 +195,7 @@ impl Guest {
         self.user.common.note_admission(self.user.uid, took);
         admitted?;
         self.attached.store(ready.attached, Relaxed);
+        self.joined_as.get_or_init(|| self.memory.name());
         self.user.common.refusals.forget_process(self.uid, self.pid);
         let vmas = vmas.unwrap_or(0);
         self.counters.vmas.store(vmas, Relaxed);

@@ -38,7 +38,7 @@ use crate::merge::plan::{Buffers, Context, Plan};
 use crate::merge::read::Hasher;
 use crate::merge::request;
 use crate::options::Limits;
-use crate::run::cpu_limit::Governor;
+use crate::run::cpu_limit::{Governor, Meter};
 use crate::run::glances::Glances;
 use crate::run::knobs::Knobs;
 use crate::run::order::Order;
@@ -103,6 +103,8 @@ pub(crate) struct Core {
     pub(crate) last_look: Mutex<Option<Instant>>,
     pub(crate) knobs: Knobs,
     governor: Governor,
+    /// Of the workers and the driver.
+    pub(crate) meter: Meter,
     pub(crate) queue: Queue,
     pub(crate) guests: Ordered<Vec<Arc<Guest>>, GUESTS>,
     pub(crate) users: Arc<Users>,
@@ -138,6 +140,7 @@ impl Core {
             users: Users::new(limits),
             knobs,
             governor: Governor::new(),
+            meter: Meter::default(),
             queue: Queue::default(),
             guests: Ordered::default(),
             domains: Ordered::default(),
@@ -392,15 +395,18 @@ impl Core {
             RunMode::Unmerge => 0,
             _ => knobs.cpu_limit,
         };
-        self.governor.pause(limit, || self.used())
+        self.governor.pause(limit, || {
+            self.meter.count();
+            self.used()
+        })
     }
 
-    /// CPU time that the host has paid for merging.
+    /// CPU time that the host has paid for merging. What answers requests in this process is none of it.
     pub(crate) fn used(&self) -> Duration {
         let guests = lock(&self.guests);
         let agents: u64 = guests.iter().map(|guest| guest.counters.charged_ns()).sum();
         let gone = lock(&self.gone).charged_ns;
-        sys::process::cpu_time() + Duration::from_nanos(agents.saturating_add(gone))
+        self.meter.total() + Duration::from_nanos(agents.saturating_add(gone))
     }
 
     /// Does a job, for the worker at `post`.
@@ -412,6 +418,7 @@ impl Core {
             Job::Look(guest, aim) => self.look(&guest, aim, scratch),
             Job::Chunk(chunk, visit) => self.work(guest, &chunk, visit, scratch, post),
         }
+        self.meter.count();
     }
 
     fn look(&self, guest: &Arc<Guest>, aim: Aim, scratch: &mut Scratch) {

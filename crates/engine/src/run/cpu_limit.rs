@@ -8,17 +8,22 @@
 //!
 //! A job is never interrupted: it may hold a chunk's lock and a guest's attention. So a job may
 //! overdraw the budget, and the pause after it is as long as the debt takes to fill. Over a longer time
-//! the use is the limit. All CPU time counts that the host pays for merging: that of the whole process, and the
-//! agents' part (see [`Counters::charged_ns`](crate::guest::counters::Counters::charged_ns)).
+//! the use is the limit. All CPU time counts that the host pays for merging: that of the workers and the driver ([`Meter`]), and
+//! the agents' part (see [`Counters::charged_ns`](crate::guest::counters::Counters::charged_ns)).
+//! The tempting alternative, the time of the whole process, has the threads that answer requests in it: a stranger who asks without pause
+//! would leave no time for merging (I8).
 //! Unmerging is not limited: a caller waits for it.
 
+use std::cell::Cell;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::sync::{BUDGET, Ordered, lock};
 
 /// Time whose share may be saved up while there is nothing to do.
 const BURST: Duration = Duration::from_millis(200);
-/// Time whose share may be owed: no pause is longer, whatever the rest of the process has used.
+/// Time whose share may be owed: no pause is longer, whatever one job has used.
 const DEBT: Duration = Duration::from_secs(5);
 /// The use is looked at no more often than this.
 const GRAIN: Duration = Duration::from_millis(1);
@@ -65,6 +70,30 @@ impl Budget {
         let debt = u64::try_from(self.credit.saturating_neg()).unwrap_or(0);
         let wait = u128::from(debt) * 100 / u128::from(self.percent.max(1));
         Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX))
+    }
+}
+
+thread_local! {
+    /// The CPU time of this thread that a meter has.
+    static COUNTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// CPU time of the threads that merge, in nanoseconds. Each adds its own: no other thread of the process counts.
+#[derive(Default)]
+pub(crate) struct Meter(AtomicU64);
+
+impl Meter {
+    /// Adds what the calling thread has used since it did so the last time.
+    pub(crate) fn count(&self) {
+        let now = sys::process::thread_time();
+        let more = now.saturating_sub(COUNTED.replace(now)).as_nanos();
+        self.0
+            .fetch_add(u64::try_from(more).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// What all have used.
+    pub(crate) fn total(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Relaxed))
     }
 }
 
@@ -143,6 +172,46 @@ mod tests {
             governor.pause(20, || Duration::from_secs(9)),
             Duration::ZERO
         );
+    }
+
+    /// Of a process that answers requests without pause, merging has only what its own threads use.
+    #[test]
+    fn other_threads_use_no_time_of_the_limits() {
+        let burn = || {
+            let begin = sys::process::thread_time();
+            while sys::process::thread_time().saturating_sub(begin) < 50 * MS {}
+        };
+        let lab = crate::testing::fake::Lab::new();
+        let before = lab.core.used();
+        std::thread::scope(|scope| {
+            scope.spawn(burn);
+        });
+        assert_eq!(lab.core.used(), before, "it merges nothing");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                burn();
+                (0..2).for_each(|_| lab.core.meter.count());
+            });
+        });
+        let used = lab.core.used() - before;
+        assert!(
+            (50 * MS..100 * MS).contains(&used),
+            "counted once: {used:?}"
+        );
+    }
+
+    #[test]
+    fn what_workers_and_driver_use_is_counted() {
+        let lab = crate::testing::fake::Lab::new();
+        lab.guest("d", 1);
+        let before = lab.core.used();
+        lab.rounds(1);
+        assert!(lab.core.used() > before, "a job");
+        let crew = crate::run::workers::Workers::new(lab.core.clone(), MS);
+        let idle = lab.core.used();
+        crew.attend();
+        assert!(lab.core.used() > idle, "the driver, which waits for jobs");
+        crew.stop();
     }
 
     proptest! {

@@ -219,6 +219,7 @@ pub(crate) fn drive(driver: &Driver, workers: &Workers, after_round: fn(&Core)) 
     let mut audit = Audit::default();
     let (mut passed, mut reaped) = (false, Instant::now());
     while !driver.is_stopped() {
+        core.meter.count();
         workers.resize();
         tempo.keep(&core.knobs);
         heed(driver, workers);

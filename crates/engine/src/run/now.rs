@@ -160,10 +160,12 @@ impl Core {
         for its in reach.values() {
             *lock(&its.guest.passes.gains) = Some(Gains::default());
         }
+        self.meter.count();
         let before = self.used();
         *lock(&self.pass) = Some(pass);
         let finished = self.passes(crew, &reach, pass);
         *lock(&self.pass) = None;
+        self.meter.count();
         let used = self.used().saturating_sub(before);
         let mut gains = Vec::new();
         for its in reach.values() {

@@ -169,8 +169,9 @@ impl Workers {
         }
     }
 
-    /// What is to be done now and then while workers are at work.
-    fn attend(&self) {
+    /// What the driver is to do now and then while workers are at work.
+    pub(crate) fn attend(&self) {
+        self.core.meter.count();
         self.watch();
         // Where none could be started, no thread would ever do the jobs.
         if lock(&self.list).is_empty() {

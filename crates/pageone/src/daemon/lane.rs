@@ -37,14 +37,14 @@ const MAX_JOINING: usize = 1024;
 /// For so long the same counters serve all who see a part of them.
 const FRESH: Duration = Duration::from_millis(250);
 
-/// Who has to make room for one more of user `uid` where all places are taken: the user who has most, unless that is
+/// Who has to make room for one more of user `own` where all places are taken: the user who has most, unless that is
 /// this one. A newcomer gets a place in any case: one person may be many users (`/etc/subuid`), and those who mean it
 /// well need theirs for a moment only.
-pub(crate) fn gives_way(
-    counts: impl Iterator<Item = (u32, usize)> + Clone,
-    uid: u32,
-) -> Option<u32> {
-    let own = counts.clone().find(|(user, _)| *user == uid);
+pub(crate) fn gives_way<U: PartialEq>(
+    counts: impl Iterator<Item = (U, usize)> + Clone,
+    own: &U,
+) -> Option<U> {
+    let own = counts.clone().find(|(user, _)| user == own);
     let own = own.map_or(0, |(_, count)| count);
     let (user, most) = counts.max_by_key(|(_, count)| *count)?;
     (own == 0 || most > own + 1).then_some(user)
@@ -69,7 +69,7 @@ impl<T> Waiting<T> {
         let counts = self.users.iter().map(|(user, work)| (*user, work.len()));
         let full = counts.clone().map(|(_, count)| count).sum::<usize>() >= self.most;
         let loser = match full {
-            true => gives_way(counts, uid),
+            true => gives_way(counts, &uid),
             false => None,
         };
         if self.closed || self.of(uid) >= most_of_user || full && loser.is_none() {

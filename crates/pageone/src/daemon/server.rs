@@ -12,7 +12,7 @@
 //! Everything is bounded (I8): the connections that are no guests', those of one user among them, the
 //! time they have, and the requests that wait. When all places are taken, the user who has most loses the oldest
 //! of his (the queues' rule of dropping from the longest), also where each has but one. So no user is kept out by any
-//! number of others.
+//! number of others. A master always gets a place, and containers' roots, who have a master's number alone, are a user of their own ([`Party`]).
 //!
 //! **The loop waits for no peer.** Its thread reads and writes without waiting, and lets go of a connection without
 //! waiting ([`Stranger`]). A reply that its caller does not take stays here, not in a thread. What may take its time has
@@ -23,7 +23,7 @@
 //! |---|---|---|
 //! | poll loop | something to do: ppoll(2) | – |
 //! | | `/proc/PID/cgroup`, if the policy asks for cgroups: the kernel's own lock | no stranger holds it |
-//! | | `/proc/PID/ns`, if a request names processes: the same | the same |
+//! | | `/proc/PID/ns`, of root's connections and if a request names processes: the same | the same |
 //! | | the policy's file and the users that it names, at SIGHUP | its file system and name service: the administrator's |
 //! | | standard error | nothing: a line that does not fit at once is left out |
 //! | door | the keeper's queue | 2 s a message; domains are bounded by user |
@@ -37,6 +37,7 @@
 //!
 //! At the end none but the poll loop is waited for.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -76,6 +77,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 struct Caller {
     number: u64,
     socket: Stranger,
+    /// It has a master's number, and not his rights.
+    confined: bool,
     stage: Stage,
     /// When the present stage is to be over.
     deadline: Option<Instant>,
@@ -99,9 +102,35 @@ enum Step {
     Wait(Caller),
 }
 
+/// Those whose connections are counted together: a user's. Root of a container has root's number, and would keep the host's root out by it.
+/// So all of them are one of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Party {
+    uid: u32,
+    confined: bool,
+}
+
+/// A place among the connections that are no guests'.
+#[derive(Clone, Copy)]
+struct Taken {
+    by: Party,
+    /// It has asked for nothing yet.
+    silent: bool,
+}
+
 impl Caller {
-    fn uid(&self) -> u32 {
-        self.socket.peer().uid
+    fn party(&self) -> Party {
+        Party {
+            uid: self.socket.peer().uid,
+            confined: self.confined,
+        }
+    }
+
+    fn place(&self) -> Taken {
+        Taken {
+            by: self.party(),
+            silent: matches!(self.stage, Stage::Hello | Stage::Request),
+        }
     }
 
     fn waits_for(&self) -> PollFlags {
@@ -310,8 +339,16 @@ impl Server {
 
     /// Takes a connection in, if its user has a place.
     fn welcome(&mut self, socket: Stranger) {
-        let Peer { pid, uid, .. } = socket.peer();
-        let same = self.callers.iter().filter(|caller| caller.uid() == uid);
+        let mut caller = Caller {
+            number: self.next_caller + 1,
+            socket,
+            confined: false,
+            stage: Stage::Hello,
+            deadline: Some(Instant::now() + PATIENCE),
+        };
+        caller.confined = self.is_confined_master(&caller);
+        let (Peer { pid, uid, .. }, party) = (caller.socket.peer(), caller.party());
+        let same = self.callers.iter().filter(|other| other.party() == party);
         let (his, all) = closers::unclosed(uid, Kind::Connection);
         // One with subordinate ids is many users.
         let most = match (all as u64) < sys::process::descriptor_limit() / 8 {
@@ -320,39 +357,40 @@ impl Server {
         };
         // What waits at the door has not been answered either.
         let taken = same.count() + his + self.door.waiting(uid);
-        let over = taken >= most && !self.policy.is_master(uid);
-        if over || !self.make_room(uid) {
+        let over = taken >= most && !self.is_free_master(party);
+        if over || !self.make_room(party) {
+            let where_from = if party.confined { " of containers" } else { "" };
             let why = format!(
-                "user {uid} has {taken} unfinished connections, and may have {most} (limits: connections_per_user = {}, \
+                "user {uid}{where_from} has {taken} unfinished connections, and may have {most} (limits: connections_per_user = {}, \
                  connections = {}; {all} are being closed)",
                 self.limits.connections_per_user, self.limits.connections
             );
             return self.refusals.tell(uid, pid, &why);
         }
         self.next_caller += 1;
-        self.callers.push(Caller {
-            number: self.next_caller,
-            socket,
-            stage: Stage::Hello,
-            deadline: Some(Instant::now() + PATIENCE),
-        });
+        self.callers.push(caller);
     }
 
-    /// Whether there is a place for one more of this user's: if all are taken, the user who has most loses his
-    /// oldest ([`lane::gives_way`]).
-    fn make_room(&mut self, uid: u32) -> bool {
+    /// Whether it has a master's number, and not his rights. A daemon that is not root's has no container's root for a client.
+    fn is_confined_master(&self, caller: &Caller) -> bool {
+        let may_be = self.policy.is_master(caller.socket.peer().uid);
+        let looked = || look_at(caller, sys::confined::is_confined);
+        may_be && rustix::process::geteuid().is_root() && looked().unwrap_or(true)
+    }
+
+    fn is_free_master(&self, party: Party) -> bool {
+        self.policy.is_master(party.uid) && !party.confined
+    }
+
+    /// Whether there is a place for one more of these: if all are taken, another connection ends ([`gives_place`]).
+    fn make_room(&mut self, newcomer: Party) -> bool {
         if self.callers.len() < self.limits.connections {
             return true;
         }
-        let mut counts = std::collections::BTreeMap::<u32, usize>::new();
-        for caller in &self.callers {
-            *counts.entry(caller.uid()).or_default() += 1;
-        }
-        let counts = counts.iter().map(|(&user, &count)| (user, count));
-        let loser = lane::gives_way(counts, uid);
-        let oldest = loser.and_then(|loser| self.callers.iter().position(|c| c.uid() == loser));
-        oldest.is_some_and(|oldest| {
-            drop(self.callers.remove(oldest));
+        let places: Vec<_> = self.callers.iter().map(Caller::place).collect();
+        let lost = gives_place(&places, newcomer, |party| self.is_free_master(party));
+        lost.is_some_and(|lost| {
+            drop(self.callers.remove(lost));
             true
         })
     }
@@ -532,7 +570,7 @@ impl Server {
     where
         T: AsRef<Asked> + Send + 'static,
     {
-        let is_master = self.policy.is_master(work.as_ref().viewer.uid);
+        let is_master = self.is_free_master(caller.party());
         lane.ask(work, is_master, &self.to);
         (caller.stage, caller.deadline) = (Stage::Asked, None);
         Step::Wait(caller)
@@ -565,6 +603,30 @@ impl Server {
         };
         self.hand(&self.merger, merging, caller)
     }
+}
+
+/// Which of the `places`, the oldest first, a newcomer gets where all are taken: the oldest of the user who has most
+/// ([`lane::gives_way`]). A master gets one in any case: of those that are no master's, and that have asked for nothing yet, if there are such.
+fn gives_place(
+    places: &[Taken],
+    newcomer: Party,
+    is_master: impl Fn(Party) -> bool,
+) -> Option<usize> {
+    let mut counts = BTreeMap::<Party, usize>::new();
+    for place in places {
+        *counts.entry(place.by).or_default() += 1;
+    }
+    let counts = counts.iter().map(|(&party, &count)| (party, count));
+    let find = |fits: &dyn Fn(&Taken) -> bool| places.iter().position(fits);
+    if let Some(loser) = lane::gives_way(counts, &newcomer) {
+        return find(&|place| place.by == loser);
+    }
+    let masters = || {
+        find(&|place| place.silent && !is_master(place.by))
+            .or_else(|| find(&|place| !is_master(place.by)))
+            .or_else(|| find(&|place| place.silent))
+    };
+    is_master(newcomer).then(masters).flatten()
 }
 
 /// What is read of the process that connected, by its number: it counts only if that process is still there afterwards.
@@ -614,4 +676,54 @@ fn door(engine: &Arc<Engine>) -> Lane<Joining> {
     lane::door(move |joining: Joining| {
         engine.admit(joining.socket, &joining.domain, joining.cgroup);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: Party = Party {
+        uid: 0,
+        confined: false,
+    };
+    const CONTAINERS: Party = Party {
+        uid: 0,
+        confined: true,
+    };
+
+    fn user(uid: u32) -> Party {
+        Party { uid, ..ROOT }
+    }
+
+    fn taken(by: Party, silent: bool) -> Taken {
+        Taken { by, silent }
+    }
+
+    fn lost(places: &[Taken], newcomer: Party) -> Option<usize> {
+        gives_place(places, newcomer, |party| party == ROOT)
+    }
+
+    #[test]
+    fn roots_of_containers_keep_no_root_out() {
+        let all = [taken(CONTAINERS, true); 8];
+        assert_eq!(lost(&all, ROOT), Some(0));
+        assert_eq!(lost(&all, user(7)), Some(0));
+        assert_eq!(lost(&all, CONTAINERS), None);
+        // With most of the places a root of the host's still gets one more, and none asked for is lost.
+        let mut mixed = [taken(ROOT, true); 8];
+        (mixed[2], mixed[3]) = (taken(CONTAINERS, false), taken(CONTAINERS, true));
+        assert_eq!(lost(&mixed, ROOT), Some(3));
+        mixed[3].silent = false;
+        assert_eq!(lost(&mixed, ROOT), Some(2));
+    }
+
+    #[test]
+    fn a_master_gets_a_place_where_each_user_has_one() {
+        let mut places: Vec<_> = (1..8).map(|uid| taken(user(uid), uid > 2)).collect();
+        places.insert(0, taken(ROOT, false));
+        assert_eq!(lost(&places, ROOT), Some(3), "the oldest silent one");
+        assert_eq!(lost(&places, user(1)), None, "he has as many as all");
+        let asked = [taken(ROOT, false); 4];
+        assert_eq!(lost(&asked, ROOT), None, "masters alone, all at work");
+    }
 }

@@ -211,7 +211,11 @@ fn read_says(words: &Words) -> Result<Says, String> {
         }
         (Some(Per::Uid), None) => Some(Grant::User),
         (Some(Per::Gid), None) => Some(Grant::Group),
-        (Some(Per::Cgroup), None) => Some(Grant::Cgroup),
+        // Users are strangers unless the rule names them together.
+        (Some(Per::Cgroup), None) if words.uid.is_none() && words.user.is_none() => {
+            Some(Grant::Cgroup)
+        }
+        (Some(Per::Cgroup), None) => Some(Grant::WholeCgroup),
         (None, Some(name)) => Some(Grant::Named(read_name(name)?)),
         (None, None) => None,
     };

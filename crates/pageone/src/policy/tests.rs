@@ -58,6 +58,22 @@ fn by_default_a_name_narrows_the_domain_of_a_user_without_a_rule() {
     }
 }
 
+/// In a container root and services without rights are in one cgroup.
+#[test]
+fn users_of_a_cgroup_share_only_where_the_rule_names_them() {
+    let apart = policy("[[rule]]\ncgroup = '/a'\nper = 'cgroup'\n");
+    let domain = |policy: &Policy, uid, cgroup| granted(policy, &inside(uid, cgroup), "").unwrap();
+    assert_eq!(domain(&apart, 7, "/a"), "cgroup:77:7/a");
+    assert_eq!(domain(&apart, 0, "/a"), "cgroup:77:0/a");
+    for whom in ["uid = '0-9'", "user = ['root']\ngid = '0-4294967294'"] {
+        let text = format!("[[rule]]\n{whom}\ncgroup = '/a'\nper = 'cgroup'\n");
+        assert_eq!(domain(&policy(&text), 0, "/a"), "cgroup:77/a", "{whom}");
+    }
+    let groups = policy("[[rule]]\ngid = '0-200'\nper = 'cgroup'\n");
+    assert!(groups.asks_for_cgroups());
+    assert_ne!(domain(&groups, 7, "/a"), domain(&groups, 8, "/a"));
+}
+
 #[test]
 fn the_rule_that_decides_says_whether_all_memory_is_offered() {
     let text = "[[rule]]\nuid = 7\nper = 'uid'\nany = true\n[[rule]]\nuid = '7-8'\nnames = ['a']\n";
@@ -115,7 +131,7 @@ fn the_packaged_example_says_what_its_comments_say() {
         "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope/libvirt/emulator",
     );
     let cgroup = vm.cgroup.clone().unwrap();
-    let wanted = format!("cgroup:77{}", cgroup.path.raw());
+    let wanted = format!("cgroup:77:64055{}", cgroup.path.raw());
     assert_eq!(domain(&vm, ""), Some(wanted));
     let made_again = Who {
         cgroup: Some(Cgroup { id: 78, ..cgroup }),
@@ -417,4 +433,20 @@ fn a_number_in_a_container_gives_no_right_without_a_control_group() {
     assert_eq!(may(false, "/ops/one"), (true, true));
     assert_eq!(may(true, "/ops/one"), (false, true));
     assert_eq!(may(true, "/else"), (false, false));
+    // The example of docs/cli.md: services, and no container of Docker's beside them.
+    let docs = include_str!("../../../../docs/cli.md");
+    let after = docs.split("\n[control]").nth(1).unwrap();
+    let line = after
+        .lines()
+        .find(|line| line.starts_with("cgroup = "))
+        .unwrap();
+    let example = self::policy(&format!("[control]\nuid = 7\n{line}\n"));
+    for (cgroup, fits) in [("ops.service", true), ("docker-0123abcd.scope", false)] {
+        let who = inside(7, &format!("/system.slice/{cgroup}"));
+        let who = Who {
+            confined: true,
+            ..who
+        };
+        assert_eq!(example.may_control(&who), fits, "{cgroup}");
+    }
 }

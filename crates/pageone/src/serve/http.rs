@@ -11,7 +11,6 @@
 //! browser must not read the counters by giving its own name the address 127.0.0.1. So at a loopback address a request has to
 //! name an address or `localhost` as its host.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
@@ -28,15 +27,50 @@ const TAKING: Duration = Duration::from_secs(10);
 /// After a failed accept (no descriptors left), time before the next one.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What an answer says. A text that was asked for by many is there once.
+pub(super) enum Body {
+    Fixed(&'static str),
+    Own(String),
+    Shared(Arc<str>),
+}
+
+impl Body {
+    fn text(&self) -> &str {
+        match self {
+            Self::Fixed(text) => text,
+            Self::Own(text) => text,
+            Self::Shared(text) => text,
+        }
+    }
+}
+
+impl From<&'static str> for Body {
+    fn from(text: &'static str) -> Self {
+        Self::Fixed(text)
+    }
+}
+
+impl From<String> for Body {
+    fn from(text: String) -> Self {
+        Self::Own(text)
+    }
+}
+
+impl From<Arc<str>> for Body {
+    fn from(text: Arc<str>) -> Self {
+        Self::Shared(text)
+    }
+}
+
 /// An answer.
 pub(super) struct Answer {
     status: u16,
     kind: &'static str,
-    body: Cow<'static, str>,
+    body: Body,
 }
 
 impl Answer {
-    pub(super) fn ok(kind: &'static str, body: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn ok(kind: &'static str, body: impl Into<Body>) -> Self {
         let body = body.into();
         Self {
             status: 200,
@@ -45,15 +79,20 @@ impl Answer {
         }
     }
 
-    pub(super) fn plain(status: u16, why: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn plain(status: u16, why: impl Into<Body>) -> Self {
         Self {
             status,
             ..Self::ok("text/plain; charset=utf-8", why)
         }
     }
 
-    /// The answer as it is sent; `only_head` leaves the body out.
-    fn bytes(&self, only_head: bool) -> Vec<u8> {
+    /// What is sent, one after the other; `only_head` leaves the body out.
+    fn parts(&self, only_head: bool) -> (String, &str) {
+        let body = if only_head { "" } else { self.body.text() };
+        (self.head(), body)
+    }
+
+    fn head(&self) -> String {
         let reason = match self.status {
             200 => "OK",
             400 => "Bad Request",
@@ -65,18 +104,16 @@ impl Answer {
             503 => "Service Unavailable",
             _ => "Internal Server Error",
         };
-        let body = if only_head { "" } else { &*self.body };
         // The page asks this server alone; what it shows runs nothing.
-        let text = format!(
+        format!(
             "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n\
              Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\n\
              Referrer-Policy: no-referrer\r\nContent-Security-Policy: default-src 'none'; script-src 'self'; \
-             style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'\r\n\r\n{body}",
+             style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'\r\n\r\n",
             self.status,
             self.kind,
-            self.body.len(),
-        );
-        text.into_bytes()
+            self.body.text().len(),
+        )
     }
 }
 
@@ -165,7 +202,10 @@ fn talk(stream: &TcpStream, local: bool, answer: &impl Fn(&str) -> Answer) -> io
         },
         Err(refusal) => (refusal, false),
     };
-    write(stream, &reply.bytes(only_head))?;
+    let (head, body) = reply.parts(only_head);
+    let deadline = Instant::now() + TAKING;
+    write(stream, head.as_bytes(), deadline)?;
+    write(stream, body.as_bytes(), deadline)?;
     // A close with something unread would take back what was sent.
     stream.shutdown(Shutdown::Write)?;
     let mut rest = [0; 4096];
@@ -209,8 +249,7 @@ fn read(mut stream: &TcpStream) -> io::Result<Result<Vec<u8>, Answer>> {
     }
 }
 
-fn write(mut stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    let deadline = Instant::now() + TAKING;
+fn write(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         if !within(stream, deadline)? {
             return Err(ErrorKind::TimedOut.into());
@@ -276,6 +315,18 @@ mod tests {
         asked
             .map(|(path, only_head)| (path.to_owned(), only_head))
             .map_err(|refusal| refusal.status)
+    }
+
+    #[test]
+    fn an_answer_is_sent_without_a_copy_of_its_text() {
+        let text: Arc<str> = "x".repeat(5).into();
+        let answer = Answer::ok("text/plain", Arc::clone(&text));
+        let (head, body) = answer.parts(false);
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"));
+        assert!(head.contains("Content-Length: 5\r\n"), "{head}");
+        assert!(std::ptr::eq(body, &*text));
+        let (same, nothing) = answer.parts(true);
+        assert_eq!((same.as_str(), nothing), (head.as_str(), ""));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, text::encode_registry};
@@ -20,13 +21,13 @@ const STORES: usize = 256;
 
 /// All metrics; without a status those of KSM alone, and `pageone_up` says so. At most `guests` guests are named.
 pub(super) fn text(
-    status: Option<&Status>,
+    status: Option<Arc<Status>>,
     ksm: &Ksm,
     guests: usize,
 ) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Metrics {
-        status: status.cloned(),
+        status,
         ksm: ksm.clone(),
         guests,
     }));
@@ -37,7 +38,7 @@ pub(super) fn text(
 
 #[derive(Debug)]
 struct Metrics {
-    status: Option<Status>,
+    status: Option<Arc<Status>>,
     ksm: Ksm,
     guests: usize,
 }
@@ -294,12 +295,17 @@ fn guests(to: &mut Writer<'_>, all: &[GuestStatus], most: usize) -> fmt::Result 
 /// The labels of a guest.
 const LABELS: [&str; 4] = ["pid", "comm", "name", "domain"];
 
-/// Their values. Without a name its label is empty, which is for Prometheus as if it were not there.
+/// Their values. Without a name its label is empty, which is for Prometheus as if it were not there. A process may take another name at any
+/// time, and each would begin series of its own: so `comm` is the one that it joined with.
 fn labels(guest: &GuestStatus) -> [String; 4] {
+    let comm = match guest.joined_as.raw() {
+        "" => &guest.comm,
+        _ => &guest.joined_as,
+    };
     let name = guest.name.as_ref().map(ToString::to_string);
     [
         guest.pid.to_string(),
-        guest.comm.to_string(),
+        comm.to_string(),
         name.unwrap_or_default(),
         guest.domain.to_string(),
     ]
@@ -392,7 +398,12 @@ mod tests {
     }
 
     fn lines(status: &Status, guests: usize) -> String {
-        text(Some(status), &Ksm::at("/nonexistent"), guests).unwrap()
+        text(
+            Some(Arc::new(status.clone())),
+            &Ksm::at("/nonexistent"),
+            guests,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -480,6 +491,25 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_that_takes_other_names_begins_no_series() {
+        let series = |comm: &str| {
+            let guest = GuestStatus {
+                comm: comm.into(),
+                joined_as: "first".into(),
+                ..guest(1, 2)
+            };
+            let status = Status {
+                guests: vec![guest],
+                ..Status::default()
+            };
+            lines(&status, 2)
+        };
+        let text = series("second");
+        assert!(text.contains(r#"pid="1",comm="first","#), "{text}");
+        assert_eq!(series("third"), text);
+    }
+
+    #[test]
     fn canonical_pages_off_their_nodes_are_told_by_domain_and_node() {
         let at = |node| StoreNode {
             domain: "d".into(),
@@ -543,7 +573,7 @@ mod tests {
             guests: vec![guest(1, 1)],
             ..Status::default()
         };
-        let text = text(Some(&status), &Ksm::at(folder.path()), 5).unwrap();
+        let text = text(Some(Arc::new(status)), &Ksm::at(folder.path()), 5).unwrap();
         let board = include_str!("../../../../packaging/grafana.json");
         let alerts = include_str!("../../../../packaging/alerts.yml");
         let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
