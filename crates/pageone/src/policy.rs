@@ -13,9 +13,9 @@
 //!
 //! A domain by cgroup is one user's, unless the rule says whose it is: in a container root and a service without rights are neighbours.
 //!
-//! No two grants make the same text for different domains. `uid:7`, `uid:7/NAME`, `gid:7`,
-//! `gid:7/NAME`, `cgroup:NUMBER/PATH`, `cgroup:NUMBER:7/PATH` and `name:NAME` differ in the part before the colon, only numbers stand
-//! before a slash, one or two of them, and only `name:` is shared by several rules, on purpose.
+//! No two grants make the same text for different domains. `uid:7`, `uid:7/NAME`, `gid:7`, `gid:7/NAME`,
+//! `cgroup:NUMBER/PATH`, `cgroup:NUMBER:7/PATH` and `name:NAME` differ in the part before the first colon. Only numbers stand
+//! before a slash, one or two of them. Only `name:` is shared by several rules, on purpose.
 
 mod file;
 mod ids;
