@@ -108,8 +108,16 @@ fn of_a_guest(guest: &GuestStatus, makeup: Option<Makeup>, service: &Service) ->
     let saved = human::size(guest.saved_bytes);
     let what = format!("a guest in the domain `{}`, {saved} saved", guest.domain);
     let mut all = vec![Check::ok("session", what)];
-    let seen = makeup.filter(|_| !reasons::is_unseen(guest));
-    all.extend(seen.map(|makeup| offered(guest, &makeup)));
+    if let Some(makeup) = makeup.filter(|_| !reasons::is_unseen(guest)) {
+        let huge = huge_advised(guest, &makeup);
+        let offered = offered(guest, &makeup);
+        all.push(match &huge {
+            // Its remedy offers the rest as well.
+            Some(_) => Check::ok(offered.check, offered.what),
+            None => offered,
+        });
+        all.extend(huge);
+    }
     let knobs = service.status.as_ref().map(|status| status.knobs);
     let makeup = makeup.unwrap_or_default();
     all.extend(reasons::checks(guest, &makeup, &knobs.unwrap_or_default()));
@@ -459,6 +467,19 @@ fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
     }
 }
 
+/// Memory that a guest does not offer since it is advised to be of huge pages, where that is an eighth of all or more.
+fn huge_advised(guest: &GuestStatus, makeup: &Makeup) -> Option<Check> {
+    let (bytes, all) = (makeup.huge_advised, makeup.anonymous + makeup.stored);
+    if bytes < LEAST || bytes < all / 8 {
+        return None;
+    }
+    let [bytes, all] = [bytes, all].map(human::size);
+    let what = format!("{bytes} of {all} is advised to be of huge pages, and is not offered");
+    let why = "`--any` leaves that out, as numpy's arrays are: to be merged huge pages are split";
+    let check = Check::warn("huge-advised", what, why);
+    Some(check.fix(reasons::offers_huge(guest)))
+}
+
 /// Whether `pageone attach` would make it a guest: that alone decides, and is asked.
 #[cfg(target_arch = "x86_64")]
 fn try_out(pid: u32, service: &Service) -> Option<Result<String, String>> {
@@ -657,6 +678,36 @@ mod tests {
         assert_eq!(level("qemu-system-x86", 0), Level::Warn);
         assert_eq!(level("redis", 1), Level::Warn);
         assert_eq!(level("redis", 8192), Level::Ok);
+    }
+
+    #[test]
+    fn memory_under_advice_for_huge_pages_is_told_with_its_remedy() {
+        let told = |huge_mib: u64, attached| {
+            let makeup = Makeup {
+                anonymous: 188 << 20,
+                huge_advised: huge_mib << 20,
+                ..Makeup::default()
+            };
+            let guest = GuestStatus {
+                pid: 7,
+                comm: "python3".into(),
+                pages: (188 - huge_mib) << 8,
+                regions: 1,
+                attached,
+                ..GuestStatus::default()
+            };
+            let checks = of_a_guest(&guest, Some(makeup), &Service::default()).into_iter();
+            let bad = checks.filter(|check| check.level != Level::Ok);
+            bad.map(|check| (check.check, check.fix.unwrap()))
+                .collect::<Vec<_>>()
+        };
+        let attach = "pageone detach 7 && pageone attach --any --any-huge 7  # in a rule of [[attach]]: any = true, any_huge = true";
+        for much in [56, 150] {
+            assert_eq!(told(much, true), [("huge-advised", attach.to_owned())]);
+        }
+        let run = "pageone run --any --any-huge -- CMD".to_owned();
+        assert_eq!(told(56, false), [("huge-advised", run)]);
+        assert_eq!(told(20, true), []);
     }
 
     #[test]

@@ -103,10 +103,23 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
 
 /// The command by which a guest offers all its memory.
 pub(super) fn offers_all(guest: &GuestStatus) -> String {
+    offers(guest, "--any")
+}
+
+/// The same, with what is advised to be of huge pages.
+pub(super) fn offers_huge(guest: &GuestStatus) -> String {
+    let rule = "# in a rule of [[attach]]: any = true, any_huge = true";
+    match guest.attached {
+        true => format!("{}  {rule}", offers(guest, "--any --any-huge")),
+        false => offers(guest, "--any --any-huge"),
+    }
+}
+
+fn offers(guest: &GuestStatus, flags: &str) -> String {
     let pid = guest.pid;
     match guest.attached {
-        true => format!("pageone detach {pid} && pageone attach --any {pid}"),
-        false => "pageone run --any -- CMD".to_owned(),
+        true => format!("pageone detach {pid} && pageone attach {flags} {pid}"),
+        false => format!("pageone run {flags} -- CMD"),
     }
 }
 
