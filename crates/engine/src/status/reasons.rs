@@ -36,6 +36,10 @@ fn halted(knobs: &KnobValues) -> Option<&'static str> {
 }
 
 fn reasons(guest: &GuestStatus, (alone, new): (bool, bool), knobs: &KnobValues) -> Vec<WhyNot> {
+    // While nothing is looked at, whatever else is known may be old, and no remedy of it works.
+    if let (RunMode::Stop, Some(why)) = (knobs.run, halted(knobs)) {
+        return vec![because(WhyNotCode::Run, 0, why.to_owned())];
+    }
     let whole = of_the_guest(guest, (alone, new), knobs).into_iter();
     whole.chain(of_pages(guest, knobs)).collect()
 }
@@ -66,10 +70,7 @@ fn of_the_guest(
                 "it has just come: its first look is due",
             ),
         ),
-        (
-            Code::Run,
-            halted.filter(|_| new || busy(guest) > 0).map(str::to_owned),
-        ),
+        (Code::Run, halted.map(str::to_owned)),
         (
             Code::NoAnswer,
             is(!guest.responsive && !new, "its agent does not answer"),
@@ -78,7 +79,7 @@ fn of_the_guest(
         (
             Code::NoOffer,
             is(
-                guest.regions == 0 && !new,
+                guest.regions == 0 && !new && halted.is_none(),
                 "it had offered no memory at the last look (`--any` of `pageone run` and `attach` offers all there is)",
             ),
         ),
@@ -281,5 +282,33 @@ mod tests {
         };
         assert_eq!(codes(RunMode::Run, &[], busy.clone()), [Code::Busy]);
         assert_eq!(codes(RunMode::Unmerge, &[], busy), [Code::Run]);
+        let unmerged = codes(RunMode::Unmerge, &[], new.clone());
+        assert_eq!(
+            unmerged,
+            [Code::Run, Code::NoAnswer],
+            "no offer is asked for"
+        );
+    }
+
+    #[test]
+    fn with_run_0_nothing_else_is_told() {
+        let knobs = KnobValues {
+            run: RunMode::Stop,
+            ..KnobValues::default()
+        };
+        let ill = GuestStatus {
+            pages: 10,
+            pages_volatile: 10,
+            pages_skipped: 3,
+            ..GuestStatus::default()
+        };
+        let mut one = [ill];
+        give(&mut one, &BTreeSet::new(), &knobs);
+        let codes: Vec<_> = one[0].reasons.iter().map(|reason| reason.code).collect();
+        assert_eq!(
+            codes,
+            [WhyNotCode::Run],
+            "neither an offer, nor an answer, nor others"
+        );
     }
 }

@@ -123,10 +123,10 @@ fn offers(guest: &GuestStatus, flags: &str) -> String {
     }
 }
 
-/// Whether no look has come to its memory yet: what it offers is not known.
+/// Whether no look has come to its memory yet, or none comes: what it offers is not known.
 pub(super) fn is_unseen(guest: &GuestStatus) -> bool {
-    let tells = |reason: &WhyNot| matches!(reason.code, WhyNotCode::New | WhyNotCode::Run);
-    guest.regions == 0 && guest.reasons.iter().any(tells)
+    let has = |code| guest.reasons.iter().any(|reason| reason.code == code);
+    has(WhyNotCode::Run) || guest.regions == 0 && has(WhyNotCode::New)
 }
 
 /// How pages come to be merged again that were written; none where they do by themselves.
@@ -260,7 +260,7 @@ mod tests {
             []
         );
         assert!(is_unseen(&halted));
-        assert!(!is_unseen(&guest(WhyNotCode::Run, 1)));
+        assert!(is_unseen(&guest(WhyNotCode::Run, 1)));
         assert!(!is_unseen(&guest(WhyNotCode::NoOffer, 0)));
     }
 
