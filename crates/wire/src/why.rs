@@ -20,6 +20,8 @@ pub struct WhyNot {
 pub enum WhyNotCode {
     /// The guest has just come: its first look is due.
     New,
+    /// Its pages are observed: none can be merged yet.
+    Observing,
     /// The knob `run` is 0 or 2.
     Run,
     /// The guest offers nothing.

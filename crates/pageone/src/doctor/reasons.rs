@@ -61,6 +61,7 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
             format!("ls -l /proc/{pid}/fd  # a file system that hangs, or pages without a pager"),
         ),
         Code::New => Check::ok("new", what),
+        Code::Observing => Check::ok("observing", what),
         Code::NoAnswer => fail(
             "no-answer",
             format!("ps -o pid,stat,wchan {pid}  # is it stopped?"),
@@ -126,7 +127,7 @@ fn offers(guest: &GuestStatus, flags: &str) -> String {
 /// Whether no look has come to its memory yet, or none comes: what it offers is not known.
 pub(super) fn is_unseen(guest: &GuestStatus) -> bool {
     let has = |code| guest.reasons.iter().any(|reason| reason.code == code);
-    has(WhyNotCode::Run) || guest.regions == 0 && has(WhyNotCode::New)
+    has(WhyNotCode::Run) || has(WhyNotCode::New) || has(WhyNotCode::Observing)
 }
 
 /// How pages come to be merged again that were written; none where they do by themselves.
@@ -262,6 +263,10 @@ mod tests {
         assert!(is_unseen(&halted));
         assert!(is_unseen(&guest(WhyNotCode::Run, 1)));
         assert!(!is_unseen(&guest(WhyNotCode::NoOffer, 0)));
+        let observed = guest(WhyNotCode::Observing, 1);
+        let told = checks(&observed, &Makeup::default(), &KnobValues::default());
+        assert_eq!(told, [Check::ok("observing", "x")]);
+        assert!(is_unseen(&observed));
     }
 
     #[test]
