@@ -236,8 +236,8 @@ fn reasons(guests: &[GuestStatus], all: bool) -> Vec<Reason> {
             Code::NoAnswer | Code::Stuck | Code::Limit | Code::PutOff
         )
     };
-    // That looks are still to come says nothing of what this command has found.
-    let counts = |code| code != WhyNotCode::Observing;
+    // That looks are still to come says nothing of what this command has found, and of equal pages it tells by itself.
+    let counts = |code| !matches!(code, WhyNotCode::Observing | WhyNotCode::Unique);
     let reasons = guests.iter().flat_map(of);
     let told = reasons.filter(|reason| all && counts(reason.code) || stays(reason.code));
     told.collect()
@@ -269,6 +269,7 @@ mod tests {
                 WhyNotCode::Limit,
                 WhyNotCode::PutOff,
                 WhyNotCode::Observing,
+                WhyNotCode::Unique,
             ]
             .map(reason)
             .into(),

@@ -478,6 +478,7 @@ fn what_a_daemon_tells_of_itself_and_of_a_guest_is_passed_on() {
         (WhyNotCode::PutOff, "put-off", "warn"),
         (WhyNotCode::Other, "other", "warn"),
     ];
+    let unique = (WhyNotCode::Unique, "unique", "ok");
     let reason = |&(code, name, _): &(WhyNotCode, &str, &str)| WhyNot {
         code,
         pages: 3,
@@ -486,7 +487,7 @@ fn what_a_daemon_tells_of_itself_and_of_a_guest_is_passed_on() {
     let guest = GuestStatus {
         pid: std::process::id(),
         pins: Some("a device".to_owned()),
-        reasons: codes.iter().map(reason).collect(),
+        reasons: codes.iter().chain([&unique]).map(reason).collect(),
         ..GuestStatus::default()
     };
     let status = Status {
@@ -508,6 +509,7 @@ fn what_a_daemon_tells_of_itself_and_of_a_guest_is_passed_on() {
     said.has("run", "warn", "run=0");
     said.has("pins", "warn", "a device");
     said.has("offered", "warn", "it offers 0 B");
+    said.has("unique", "ok", "because of unique: such content is its own");
     for (_, name, level) in codes {
         said.has(name, level, &format!("because of {name}"));
         let fix = said.find(name).expect("it")["fix"].as_str();

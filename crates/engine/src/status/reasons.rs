@@ -61,7 +61,8 @@ fn reasons(
     }
     let whole = of_the_guest(guest, (alone, early), knobs).into_iter();
     let of_pages = of_pages(guest, knobs).into_iter();
-    let of_pages = of_pages.filter(|reason| early.is_none() || reason.code != WhyNotCode::Busy);
+    let is_early = |code| matches!(code, WhyNotCode::Busy | WhyNotCode::Unique);
+    let of_pages = of_pages.filter(|reason| early.is_none() || !is_early(reason.code));
     whole.chain(of_pages).collect()
 }
 
@@ -158,11 +159,20 @@ fn of_pages(guest: &GuestStatus, knobs: &KnobValues) -> Vec<WhyNot> {
         RunMode::Run => busy(guest),
         _ => 0,
     };
+    // Fewer are no reason: each program has some.
+    let unique = match knobs.run {
+        RunMode::Run if guest.pages_unshared >= guest.pages.div_ceil(2) => guest.pages_unshared,
+        _ => 0,
+    };
     // With the words for one page, and for many.
     let all = [
         (
             (Code::Busy, busy, ["was", "were"]),
             "written lately, or not yet observed for two periods",
+        ),
+        (
+            (Code::Unique, unique, ["equals", "equal"]),
+            "no other page of its domain",
         ),
         ((Code::Broken, broken, ["was", "were"]), again),
         (
@@ -358,6 +368,36 @@ mod tests {
         assert_eq!(code(false, RunMode::Run), Code::NoAnswer);
         assert_eq!(code(true, RunMode::Unmerge), Code::Run);
         assert_eq!(code(true, RunMode::Stop), Code::Run);
+    }
+
+    #[test]
+    fn pages_that_equal_nothing_are_told_of_when_they_are_half_of_all() {
+        let why = |pages_unshared, run| {
+            let mut one = [GuestStatus {
+                responsive: true,
+                regions: 1,
+                pages: 11,
+                pages_unshared,
+                ..GuestStatus::default()
+            }];
+            let knobs = KnobValues {
+                run,
+                ..KnobValues::default()
+            };
+            give(&mut one, &BTreeMap::new(), &knobs);
+            let mut reasons = one[0].reasons.iter();
+            let unique = reasons.find(|reason| reason.code == WhyNotCode::Unique);
+            unique.map(|reason| reason.why.clone())
+        };
+        let told = why(6, RunMode::Run);
+        assert_eq!(
+            told.as_deref(),
+            Some("6 pages equal no other page of its domain")
+        );
+        assert_eq!(
+            [why(5, RunMode::Run), why(6, RunMode::Unmerge)],
+            [None, None]
+        );
     }
 
     #[test]

@@ -7,6 +7,8 @@ use super::check::Check;
 use crate::human;
 
 const NOTHING: &str = "nothing of it is merged";
+/// What there is to know of content that equals nothing.
+const OWN: &str = "such content is its own, and pages of other domains do not count; `pageone analyze --all` tells what processes have in common";
 /// No period shorter than this is advised: each costs guests faults and the engine time.
 const SHORTEST_MS: u64 = 1000;
 
@@ -84,6 +86,7 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
                 ..Check::warn("busy", what, why)
             }
         }
+        Code::Unique => Check::ok("unique", format!("{what}: {OWN}")),
         Code::Broken => Check {
             fix: merged_again(guest, knobs),
             ..Check::warn("broken", what, part)
@@ -267,6 +270,22 @@ mod tests {
         let told = checks(&observed, &Makeup::default(), &KnobValues::default());
         assert_eq!(told, [Check::ok("observing", "x")]);
         assert!(is_unseen(&observed));
+    }
+
+    #[test]
+    fn content_that_is_a_guests_own_is_no_failure() {
+        let unique = WhyNot {
+            code: WhyNotCode::Unique,
+            pages: 7,
+            why: "x".to_owned(),
+        };
+        let told = check(
+            &unique,
+            &GuestStatus::default(),
+            &KnobValues::default(),
+            false,
+        );
+        assert_eq!(told, Check::ok("unique", format!("x: {OWN}")));
     }
 
     #[test]
