@@ -467,13 +467,19 @@ fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
     }
 }
 
+/// Whether `--any` leaves out so much that it is worth a word.
+fn is_much_huge(makeup: &Makeup) -> bool {
+    let bytes = makeup.huge_advised;
+    bytes >= LEAST && bytes >= (makeup.anonymous + makeup.stored) / 8
+}
+
 /// Memory that a guest does not offer since it is advised to be of huge pages, where that is an eighth of all or more.
 fn huge_advised(guest: &GuestStatus, makeup: &Makeup) -> Option<Check> {
-    let (bytes, all) = (makeup.huge_advised, makeup.anonymous + makeup.stored);
-    if bytes < LEAST || bytes < all / 8 {
+    if !is_much_huge(makeup) {
         return None;
     }
-    let [bytes, all] = [bytes, all].map(human::size);
+    let all = makeup.anonymous + makeup.stored;
+    let [bytes, all] = [makeup.huge_advised, all].map(human::size);
     let what = format!("{bytes} of {all} is advised to be of huge pages, and is not offered");
     let why = "`--any` leaves that out, as numpy's arrays are: to be merged huge pages are split";
     let check = Check::warn("huge-advised", what, why);
@@ -629,10 +635,17 @@ fn no_session(
     if status.is_none() {
         return Check::fail("session", "no daemon tells of it", why).fix(paths::daemon_of_root());
     }
-    Check::fail("session", "the agent is not loaded", why).fix(match makeup.mergeable {
-        0 => format!("pageone attach --any {pid}  # or start it by: pageone run --any -- CMD"),
-        _ => format!("pageone attach {pid}  # or start it by: pageone run -- CMD"),
-    })
+    Check::fail("session", "the agent is not loaded", why).fix(not_loaded(pid, makeup))
+}
+
+/// The command that makes a process a guest, for what it has.
+fn not_loaded(pid: u32, makeup: &Makeup) -> String {
+    let any = match makeup.mergeable {
+        0 if is_much_huge(makeup) => " --any --any-huge",
+        0 => " --any",
+        _ => "",
+    };
+    format!("pageone attach{any} {pid}  # or start it by: pageone run{any} -- CMD")
 }
 
 #[cfg(test)]
@@ -708,6 +721,25 @@ mod tests {
         let run = "pageone run --any --any-huge -- CMD".to_owned();
         assert_eq!(told(56, false), [("huge-advised", run)]);
         assert_eq!(told(20, true), []);
+    }
+
+    #[test]
+    fn a_process_is_attached_for_what_it_has() {
+        let fix = |mergeable, huge_advised| {
+            let makeup = Makeup {
+                anonymous: 16 << 20,
+                mergeable,
+                huge_advised,
+                ..Makeup::default()
+            };
+            not_loaded(7, &makeup)
+        };
+        let [plain, any, huge] = ["", " --any", " --any --any-huge"]
+            .map(|any| format!("pageone attach{any} 7  # or start it by: pageone run{any} -- CMD"));
+        assert_eq!(
+            [fix(1, 0), fix(0, 1 << 20), fix(0, 2 << 20)],
+            [plain, any, huge]
+        );
     }
 
     #[test]
