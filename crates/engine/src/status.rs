@@ -3,12 +3,14 @@
 mod hint;
 mod reasons;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime};
 
 use wire::{GuestStatus, RunMode, Status, StoreNode};
+
+use reasons::Early;
 
 use crate::domain::Domain;
 use crate::guest::kin::shared_by_fork;
@@ -57,9 +59,18 @@ pub(crate) fn status(core: &Core) -> Status {
     status.net_saved_bytes = net(status.saved_bytes, status.metadata_bytes);
     status.cpu_seconds = sys::process::cpu_time().as_secs_f64() + seconds(all.charged_ns);
     status.first_merges_ms = until_first_merges(core, &status, &guests);
-    let new = guests.iter().filter(|guest| guest.is_new());
-    let new: BTreeSet<_> = new.map(|guest| guest.pid).collect();
-    reasons::give(&mut status.guests, &new, &status.knobs);
+    let early = guests.iter().filter_map(|guest| {
+        let early = match guest.is_new() {
+            true => Early::New,
+            false => Early::Observed {
+                left: until_merged(core, guest).or_else(|| until_at_rest(core, guest))?,
+                answers: guest.is_responsive() || guest.settles(),
+            },
+        };
+        Some((guest.pid, early))
+    });
+    let early: BTreeMap<_, _> = early.collect();
+    reasons::give(&mut status.guests, &early, &status.knobs);
     status
 }
 
@@ -81,21 +92,35 @@ fn until_first_merges(core: &Core, status: &Status, guests: &[Arc<Guest>]) -> Op
     if merged || status.knobs.run != RunMode::Run {
         return None;
     }
-    let offering = |guest: &&Arc<Guest>| guest.counters.regions.load(Relaxed) > 0;
+    let until = guests.iter().filter_map(|guest| until_merged(core, guest));
+    u64::try_from(until.min()?.as_millis()).ok()
+}
+
+/// How long until the first pages of a guest can be merged: as long as it was looked at too seldom.
+fn until_merged(core: &Core, guest: &Guest) -> Option<Duration> {
+    if guest.counters.regions.load(Relaxed) == 0 {
+        return None;
+    }
     let period = core.knobs.period();
     let since = lock(&core.last_look).map_or(period, |last| last.elapsed());
-    let until = |guest: &Arc<Guest>| {
-        let looks = u32::try_from(guest.counters.looks.load(Relaxed)).ok()?;
-        // Those that were looked at more often have nothing that equals anything.
-        let more = (LOOKS - 1).checked_sub(looks)?;
-        let left = |distance: Duration| distance.saturating_sub(since) + distance * more;
-        let early = left(distance(period));
-        let is_early =
-            is_young(guest.came.elapsed() + early, period) && !guest.passes.borrowed.load(Relaxed);
-        Some(if is_early { early } else { left(period) })
-    };
-    let first = guests.iter().filter(offering).filter_map(until).min()?;
-    u64::try_from(first.as_millis()).ok()
+    let looks = u32::try_from(guest.counters.looks.load(Relaxed)).ok()?;
+    // Those that were looked at more often have nothing that equals anything.
+    let more = (LOOKS - 1).checked_sub(looks)?;
+    let left = |distance: Duration| distance.saturating_sub(since) + distance * more;
+    let early = left(distance(period));
+    let is_early = is_young(guest.came.elapsed() + early, period) && !guest.passes.borrowed.load(Relaxed);
+    Some(if is_early { early } else { left(period) })
+}
+
+/// The same of a guest most of whose pages were not at rest in early looks: two periods after it came they are known.
+fn until_at_rest(core: &Core, guest: &Guest) -> Option<Duration> {
+    let classes = guest.counters.classes();
+    let pages = |class: Class| classes[class as usize];
+    let merged = pages(Class::Merged) + pages(Class::Zeroed);
+    let in_motion = pages(Class::Volatile);
+    let is_so = in_motion > 0 && merged == 0 && in_motion >= classes.iter().sum::<u64>() / 2;
+    let left = (core.knobs.period() * 2).checked_sub(guest.came.elapsed());
+    left.filter(|_| is_so)
 }
 
 #[allow(clippy::cast_precision_loss)] // a figure to look at

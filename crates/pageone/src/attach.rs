@@ -676,8 +676,11 @@ fn would(target: &Target, mut image: Image, args: &Args, domain: &str) -> Result
         .iter()
         .map(|range| range.end - range.start)
         .sum();
+    let any = work::Any {
+        huge: args.any_huge,
+    };
     let offers = match (args.any, offered) {
-        (true, _) => "all its memory would be offered".to_owned(),
+        (true, _) => format!("it would offer {any}"),
         (false, 0) => "it offers no memory yet: see --any".to_owned(),
         (false, offered) => format!("it offers {}", human::size(offered)),
     };

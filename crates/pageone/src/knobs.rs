@@ -80,6 +80,14 @@ pub(crate) fn pair(text: &str) -> Result<Setting, String> {
     }
 }
 
+/// What to say of a knob that stands in a table of the daemon's file, where it is no key.
+pub(crate) fn above_tables(key: &str) -> &'static str {
+    match Knob::named(key) {
+        Some(_) => " here (it is a knob, and knobs stand above the first [table])",
+        None => "",
+    }
+}
+
 /// [`pair`], which also tells completions how each pair begins.
 #[derive(Clone)]
 pub(crate) struct Pair;

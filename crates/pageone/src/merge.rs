@@ -236,8 +236,11 @@ fn reasons(guests: &[GuestStatus], all: bool) -> Vec<Reason> {
             Code::NoAnswer | Code::Stuck | Code::Limit | Code::PutOff
         )
     };
+    // That looks are still to come says nothing of what this command has found, and of equal pages it tells by itself.
+    let counts = |code| !matches!(code, WhyNotCode::Observing | WhyNotCode::Unique);
     let reasons = guests.iter().flat_map(of);
-    reasons.filter(|reason| all || stays(reason.code)).collect()
+    let told = reasons.filter(|reason| all && counts(reason.code) || stays(reason.code));
+    told.collect()
 }
 
 #[cfg(test)]
@@ -265,6 +268,8 @@ mod tests {
                 WhyNotCode::Alone,
                 WhyNotCode::Limit,
                 WhyNotCode::PutOff,
+                WhyNotCode::Observing,
+                WhyNotCode::Unique,
             ]
             .map(reason)
             .into(),

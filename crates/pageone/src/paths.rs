@@ -94,7 +94,7 @@ pub(crate) fn order(order: Order, at: &Path, pid: Option<u32>) -> String {
     // Who has no daemon of his own is served by root's.
     let is_usual = || order == Order::Start && socket(None).is_ok_and(|usual| usual == at);
     match at == Path::new(OF_ROOT) || is_usual() {
-        true => to_roots(order, pid, has_unit()),
+        true => to_roots(order, pid, has_unit(), sudo()),
         false => by_hand(
             order,
             pid,
@@ -115,14 +115,22 @@ fn is_others(pid: u32) -> bool {
     !own.is_root() && user.map_or(true, |user| user != own.as_raw())
 }
 
-fn to_roots(order: Order, pid: Option<u32>, has_unit: bool) -> String {
+/// By what a command becomes root's. Root needs nothing, and a container often has no sudo.
+fn sudo() -> &'static str {
+    match rustix::process::geteuid().is_root() {
+        true => "",
+        false => "sudo ",
+    }
+}
+
+fn to_roots(order: Order, pid: Option<u32>, has_unit: bool, sudo: &str) -> String {
     let word = match order {
-        _ if !has_unit => return by_hand(order, pid, "sudo ", "sudo pageone daemon".to_owned()),
+        _ if !has_unit => return by_hand(order, pid, sudo, format!("{sudo}pageone daemon")),
         Order::Start => "enable --now",
         Order::Restart => "restart",
         Order::Reload => "reload",
     };
-    format!("sudo systemctl {word} pageone")
+    format!("{sudo}systemctl {word} pageone")
 }
 
 fn by_hand(order: Order, pid: Option<u32>, sudo: &str, start: String) -> String {
@@ -256,7 +264,7 @@ mod tests {
     #[test]
     fn a_daemon_is_told_by_its_unit_or_by_hand() {
         let orders = [Order::Start, Order::Restart, Order::Reload];
-        let by_unit = orders.map(|order| to_roots(order, Some(7), true));
+        let by_unit = orders.map(|order| to_roots(order, Some(7), true, "sudo "));
         assert_eq!(
             by_unit,
             [
@@ -265,11 +273,17 @@ mod tests {
                 "sudo systemctl reload pageone"
             ]
         );
-        let by_hand = orders.map(|order| to_roots(order, Some(7), false));
+        let by_hand = orders.map(|order| to_roots(order, Some(7), false, "sudo "));
         assert_eq!(by_hand[0], "sudo pageone daemon");
         assert!(by_hand[1].starts_with("sudo kill 7  # "), "{by_hand:?}");
         assert_eq!(by_hand[2], "sudo kill -HUP 7");
-        assert_eq!(to_roots(Order::Restart, None, false), "sudo pageone daemon");
+        let start = |sudo| to_roots(Order::Restart, None, false, sudo);
+        assert_eq!(start("sudo "), "sudo pageone daemon");
+        assert_eq!(start(""), "pageone daemon");
+        let of_root = [true, false].map(|unit| to_roots(Order::Reload, Some(7), unit, ""));
+        assert_eq!(of_root, ["systemctl reload pageone", "kill -HUP 7"]);
+        let is_root = rustix::process::geteuid().is_root();
+        assert_eq!(daemon_of_root().starts_with("sudo "), !is_root);
         let at = Path::new("/a b/s.sock");
         assert_eq!(daemon_at(at), "pageone daemon --socket '/a b/s.sock'");
         let own = std::process::id();

@@ -92,7 +92,9 @@ impl<'de> DeserializeSeed<'de> for Condition<'_> {
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
         let Self { key, others, to } = self;
         if !ALL_KEYS.contains(&key) {
-            let why = format!("there is no key `{key}`: the keys are {KEYS}, and {others}");
+            let of_file = crate::knobs::above_tables(key);
+            let why =
+                format!("there is no key `{key}`{of_file}: the keys are {KEYS}, and {others}");
             return Err(D::Error::custom(why));
         }
         let value = toml::Value::deserialize(from)?;

@@ -93,6 +93,9 @@ pub struct Makeup {
     pub held: u64,
     /// Where a userfaultfd tracks writes, of the private anonymous memory.
     pub tracked: u64,
+    /// Of that memory, what is advised to be of huge pages (`MADV_HUGEPAGE`), and neither locked nor offered to the kernel or an engine:
+    /// `--any` leaves it out.
+    pub huge_advised: u64,
     /// Where the program itself asked for merging (`MADV_MERGEABLE`), and the kernel's KSM heard it.
     pub mergeable: u64,
     /// Of the private anonymous memory that was offered, to the kernel or to an engine that tracks it, what PageONE leaves alone.
@@ -258,9 +261,9 @@ impl<'a> Record<'a> {
                 makeup.held += part(has("um") || has("ui"));
                 makeup.tracked += part(has("uw"));
                 makeup.mergeable += part(has("mg"));
-                if (has("mg") || has("uw"))
-                    && let Some(left) = makeup.left_alone.place(has)
-                {
+                let is_offered = has("mg") || has("uw");
+                makeup.huge_advised += part(has("hg") && !is_offered && !has("lo"));
+                if is_offered && let Some(left) = makeup.left_alone.place(has) {
                     *left += self.resident;
                 }
                 &mut makeup.anonymous
@@ -322,6 +325,17 @@ mod tests {
     }
 
     #[test]
+    fn memory_under_advice_for_huge_pages_counts_until_it_is_offered() {
+        let of = |flags: &str| {
+            let record = format!("7f00-8f00 rw-p 0000 00:00 0 \nRss: 4 kB\nVmFlags: {flags} \n");
+            parse_smaps(&record).huge_advised
+        };
+        assert_eq!(of("rd wr hg"), 4096);
+        let others = ["rd wr", "rd wr hg uw", "rd wr hg mg", "rd wr hg lo"];
+        assert_eq!(others.map(of), [0; 4]);
+    }
+
+    #[test]
     fn offered_memory_that_is_left_alone_is_told_apart() {
         let of = |flags: &str| {
             let record = format!("7f00-8f00 rw-p 0000 00:00 0 \nRss: 4 kB\nVmFlags: {flags} \n");
@@ -378,6 +392,7 @@ mod tests {
             stored: 256 * kib,
             held: 32 * kib,
             tracked: 16 * kib,
+            huge_advised: 0,
             mergeable: 32 * kib,
             left_alone: LeftAlone::default(),
             mappings: 10,

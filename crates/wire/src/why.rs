@@ -20,6 +20,8 @@ pub struct WhyNot {
 pub enum WhyNotCode {
     /// The guest has just come: its first look is due.
     New,
+    /// Its pages are observed: none can be merged yet.
+    Observing,
     /// The knob `run` is 0 or 2.
     Run,
     /// The guest offers nothing.
@@ -36,6 +38,8 @@ pub enum WhyNotCode {
     Alone,
     /// Half of its memory or more was written lately.
     Busy,
+    /// Half of its memory or more is at rest, and equals no other page of its domain.
+    Unique,
     /// Written after they were merged; it may hold pins, or merging again is switched off.
     Broken,
     /// The kernel does not move them: in use for I/O, or shared by fork or KSM.

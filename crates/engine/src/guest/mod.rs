@@ -112,6 +112,9 @@ const PARTING: Duration = Duration::from_secs(10);
 /// How long a guest that has just come may take to offer memory.
 const OFFERING: Duration = Duration::from_secs(3);
 
+/// How long the agent of a guest that has just come may answer late: it has all its memory to tell of.
+const SETTLING: Duration = Duration::from_secs(10);
+
 /// How far the pages are accounted for that were merged before this session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claims {
@@ -302,12 +305,18 @@ impl Guest {
         self.standing() == Standing::Served && !self.late.load(Acquire)
     }
 
-    /// Whether it has just come: nothing is known of its memory yet, and no answer is overdue.
+    /// Whether it has just come: nothing is known of its memory yet, and no answer is long overdue.
     pub(crate) fn is_new(&self) -> bool {
         // That none was offered says nothing in its first seconds.
         let offers = || self.counters.regions.load(Relaxed) > 0;
         let is_known = self.scanned.load(Acquire) && (offers() || self.came.elapsed() > OFFERING);
-        self.standing() == Standing::Served && !is_known && self.is_awaited()
+        let answers = self.is_awaited() || self.settles();
+        self.standing() == Standing::Served && !is_known && answers
+    }
+
+    /// Whether it has come so lately that a late answer says nothing.
+    pub(crate) fn settles(&self) -> bool {
+        self.came.elapsed() < SETTLING
     }
 
     /// Notes that all its memory has been looked at.

@@ -1,19 +1,34 @@
 //! The reasons for which memory of guests is not merged, as codes and in words.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use wire::{GuestStatus, KnobValues, RunMode, WhyNot, WhyNotCode};
 
-/// Gives each guest its reasons. Of the `new` ones, by process, nothing is known yet.
-pub(super) fn give(guests: &mut [GuestStatus], new: &BTreeSet<u32>, knobs: &KnobValues) {
+/// What is known of a guest so early that no advice can be given.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Early {
+    /// Nothing is.
+    New,
+    /// It offers memory, and none can be merged yet.
+    Observed {
+        /// Until some can, about.
+        left: Duration,
+        /// Whether its agent answers, or may be late.
+        answers: bool,
+    },
+}
+
+/// Gives each guest its reasons, and no advice to the `early` ones, by process.
+pub(super) fn give(guests: &mut [GuestStatus], early: &BTreeMap<u32, Early>, knobs: &KnobValues) {
     let mut members = BTreeMap::<String, usize>::new();
     for guest in guests.iter() {
         *members.entry(guest.domain.raw().to_owned()).or_default() += 1;
     }
     for guest in guests {
         let alone = members.get(guest.domain.raw()) == Some(&1);
-        let is_new = new.contains(&guest.pid);
-        guest.reasons = reasons(guest, (alone, is_new), knobs);
+        let early = early.get(&guest.pid).copied();
+        guest.reasons = reasons(guest, (alone, early), knobs);
     }
 }
 
@@ -35,19 +50,37 @@ fn halted(knobs: &KnobValues) -> Option<&'static str> {
     }
 }
 
-fn reasons(guest: &GuestStatus, (alone, new): (bool, bool), knobs: &KnobValues) -> Vec<WhyNot> {
-    let whole = of_the_guest(guest, (alone, new), knobs).into_iter();
-    whole.chain(of_pages(guest, knobs)).collect()
+fn reasons(
+    guest: &GuestStatus,
+    (alone, early): (bool, Option<Early>),
+    knobs: &KnobValues,
+) -> Vec<WhyNot> {
+    // While nothing is looked at, whatever else is known may be old, and no remedy of it works.
+    if let (RunMode::Stop, Some(why)) = (knobs.run, halted(knobs)) {
+        return vec![because(WhyNotCode::Run, 0, why.to_owned())];
+    }
+    let whole = of_the_guest(guest, (alone, early), knobs).into_iter();
+    let of_pages = of_pages(guest, knobs).into_iter();
+    let is_early = |code| matches!(code, WhyNotCode::Busy | WhyNotCode::Unique);
+    let of_pages = of_pages.filter(|reason| early.is_none() || !is_early(reason.code));
+    whole.chain(of_pages).collect()
 }
 
 /// Why nothing of it is merged, or nothing more.
 fn of_the_guest(
     guest: &GuestStatus,
-    (alone, new): (bool, bool),
+    (alone, early): (bool, Option<Early>),
     knobs: &KnobValues,
 ) -> Vec<WhyNot> {
     use WhyNotCode as Code;
     let halted = halted(knobs);
+    let new = matches!(early, Some(Early::New));
+    let is_silent = match early {
+        Some(Early::New) => false,
+        Some(Early::Observed { answers, .. }) => !answers,
+        None => !guest.responsive,
+    };
+    let observed = early.filter(|_| halted.is_none() && !is_silent);
     let is = |is: bool, why: &str| is.then(|| why.to_owned());
     let leaves = guest.leaves.as_ref();
     let all = [
@@ -66,26 +99,21 @@ fn of_the_guest(
                 "it has just come: its first look is due",
             ),
         ),
-        (
-            Code::Run,
-            halted.filter(|_| new || busy(guest) > 0).map(str::to_owned),
-        ),
-        (
-            Code::NoAnswer,
-            is(!guest.responsive && !new, "its agent does not answer"),
-        ),
+        (Code::Observing, observed.and_then(observing)),
+        (Code::Run, halted.map(str::to_owned)),
+        (Code::NoAnswer, is(is_silent, "its agent does not answer")),
         (Code::Limit, guest.at_limit.clone()),
         (
             Code::NoOffer,
             is(
-                guest.regions == 0 && !new,
+                guest.regions == 0 && early.is_none() && halted.is_none(),
                 "it had offered no memory at the last look (`--any` of `pageone run` and `attach` offers all there is)",
             ),
         ),
         (
             Code::Alone,
             is(
-                alone,
+                alone && early.is_none(),
                 "no other guest is in its domain: only its own pages can be equal",
             ),
         ),
@@ -93,6 +121,15 @@ fn of_the_guest(
     let all = all.into_iter();
     all.filter_map(|(code, why)| Some(because(code, 0, why?)))
         .collect()
+}
+
+/// How long it is observed, as the head of `status` has it: whole seconds, and never none.
+fn observing(early: Early) -> Option<String> {
+    let Early::Observed { left, .. } = early else {
+        return None;
+    };
+    let seconds = left.as_millis().div_ceil(1000).max(1);
+    Some(format!("observing: first merges in about {seconds} s"))
 }
 
 /// Its pages that are in motion, where these are half of all or more.
@@ -122,11 +159,20 @@ fn of_pages(guest: &GuestStatus, knobs: &KnobValues) -> Vec<WhyNot> {
         RunMode::Run => busy(guest),
         _ => 0,
     };
+    // Fewer are no reason: each program has some.
+    let unique = match knobs.run {
+        RunMode::Run if guest.pages_unshared >= guest.pages.div_ceil(2) => guest.pages_unshared,
+        _ => 0,
+    };
     // With the words for one page, and for many.
     let all = [
         (
             (Code::Busy, busy, ["was", "were"]),
             "written lately, or not yet observed for two periods",
+        ),
+        (
+            (Code::Unique, unique, ["equals", "equal"]),
+            "no other page of its domain",
         ),
         ((Code::Broken, broken, ["was", "were"]), again),
         (
@@ -197,7 +243,7 @@ mod tests {
             ..GuestStatus::default()
         };
         let mut all = [well, skips, dumb];
-        give(&mut all, &BTreeSet::new(), &KnobValues::default());
+        give(&mut all, &BTreeMap::new(), &KnobValues::default());
         let codes = |guest: &GuestStatus| guest.reasons.iter().map(|r| r.code).collect::<Vec<_>>();
         use WhyNotCode as Code;
         assert_eq!(codes(&all[0]), []);
@@ -241,7 +287,7 @@ mod tests {
                 pages_broken: 3,
                 ..GuestStatus::default()
             }];
-            give(&mut one, &BTreeSet::new(), &knobs);
+            give(&mut one, &BTreeMap::new(), &knobs);
             let why = one[0].reasons.iter().find(|r| r.code == WhyNotCode::Broken);
             why.unwrap().why.clone()
         };
@@ -259,7 +305,8 @@ mod tests {
                 ..KnobValues::default()
             };
             let mut both = [guest.clone(), guest];
-            give(&mut both, &new.iter().copied().collect(), &knobs);
+            let new = new.iter().map(|&pid| (pid, Early::New));
+            give(&mut both, &new.collect(), &knobs);
             let reasons = both[0].reasons.iter();
             reasons.map(|reason| reason.code).collect::<Vec<_>>()
         };
@@ -281,5 +328,97 @@ mod tests {
         };
         assert_eq!(codes(RunMode::Run, &[], busy.clone()), [Code::Busy]);
         assert_eq!(codes(RunMode::Unmerge, &[], busy), [Code::Run]);
+        let unmerged = codes(RunMode::Unmerge, &[], new.clone());
+        assert_eq!(
+            unmerged,
+            [Code::Run, Code::NoAnswer],
+            "no offer is asked for"
+        );
+    }
+
+    #[test]
+    fn of_a_guest_that_is_observed_no_advice_is_given() {
+        use WhyNotCode as Code;
+        let reasons = |ms, answers, run| {
+            let guest = GuestStatus {
+                pid: 7,
+                regions: 1,
+                pages: 10,
+                pages_volatile: 10,
+                ..GuestStatus::default()
+            };
+            let left = Duration::from_millis(ms);
+            let early = BTreeMap::from([(7, Early::Observed { left, answers })]);
+            let mut one = [guest];
+            let knobs = KnobValues {
+                run,
+                ..KnobValues::default()
+            };
+            give(&mut one, &early, &knobs);
+            let [guest] = one;
+            let reasons = guest.reasons.into_iter();
+            reasons.map(|one| (one.code, one.why)).collect::<Vec<_>>()
+        };
+        let observing = |why: &str| vec![(Code::Observing, why.to_owned())];
+        let told = reasons(6001, true, RunMode::Run);
+        assert_eq!(told, observing("observing: first merges in about 7 s"));
+        let told = reasons(0, true, RunMode::Run);
+        assert_eq!(told, observing("observing: first merges in about 1 s"));
+        let code = |answers, run| reasons(5, answers, run)[0].0;
+        assert_eq!(code(false, RunMode::Run), Code::NoAnswer);
+        assert_eq!(code(true, RunMode::Unmerge), Code::Run);
+        assert_eq!(code(true, RunMode::Stop), Code::Run);
+    }
+
+    #[test]
+    fn pages_that_equal_nothing_are_told_of_when_they_are_half_of_all() {
+        let why = |pages_unshared, run| {
+            let mut one = [GuestStatus {
+                responsive: true,
+                regions: 1,
+                pages: 11,
+                pages_unshared,
+                ..GuestStatus::default()
+            }];
+            let knobs = KnobValues {
+                run,
+                ..KnobValues::default()
+            };
+            give(&mut one, &BTreeMap::new(), &knobs);
+            let mut reasons = one[0].reasons.iter();
+            let unique = reasons.find(|reason| reason.code == WhyNotCode::Unique);
+            unique.map(|reason| reason.why.clone())
+        };
+        let told = why(6, RunMode::Run);
+        assert_eq!(
+            told.as_deref(),
+            Some("6 pages equal no other page of its domain")
+        );
+        assert_eq!(
+            [why(5, RunMode::Run), why(6, RunMode::Unmerge)],
+            [None, None]
+        );
+    }
+
+    #[test]
+    fn with_run_0_nothing_else_is_told() {
+        let knobs = KnobValues {
+            run: RunMode::Stop,
+            ..KnobValues::default()
+        };
+        let ill = GuestStatus {
+            pages: 10,
+            pages_volatile: 10,
+            pages_skipped: 3,
+            ..GuestStatus::default()
+        };
+        let mut one = [ill];
+        give(&mut one, &BTreeMap::new(), &knobs);
+        let codes: Vec<_> = one[0].reasons.iter().map(|reason| reason.code).collect();
+        assert_eq!(
+            codes,
+            [WhyNotCode::Run],
+            "neither an offer, nor an answer, nor others"
+        );
     }
 }

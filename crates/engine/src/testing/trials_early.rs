@@ -38,8 +38,13 @@ fn a_guest_is_new_until_its_first_look() {
     };
     let new = || guests(wire::WhyNotCode::New);
     assert_eq!((new(), guests(wire::WhyNotCode::NoOffer)), (2, 0));
+    let observed = || guests(wire::WhyNotCode::Observing);
+    assert_eq!(observed(), 0);
     lab.early(1);
     assert_eq!((new(), guests(wire::WhyNotCode::NoAnswer)), (0, 0));
+    assert_eq!((observed(), guests(wire::WhyNotCode::Busy)), (2, 0));
+    lab.early(2);
+    assert_eq!(observed(), 0, "what is equal is merged");
 }
 
 #[test]

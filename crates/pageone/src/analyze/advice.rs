@@ -7,7 +7,7 @@ use wire::KnobValues;
 use super::sums::Row;
 use super::targets::Source;
 use crate::view::status;
-use crate::{client, paths};
+use crate::{client, human, paths};
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
@@ -24,6 +24,8 @@ pub(crate) struct Here {
     daemon: bool,
     /// Its guests, as far as this user may know them.
     guests: Vec<u32>,
+    /// Those among them that were attached.
+    attached: Vec<u32>,
     /// The knobs of the daemon, else those with which one begins.
     pub(super) knobs: KnobValues,
     /// How the processes were named, as words of `attach`; none: by their numbers.
@@ -42,8 +44,10 @@ impl Here {
             .and_then(|socket| status::ask(&socket).ok());
         let status = status.unwrap_or_default();
         let guests = status.guests.iter().filter(|_| shares_numbers);
+        let attached = guests.clone().filter(|guest| guest.attached);
         Self {
             daemon,
+            attached: attached.map(|guest| guest.pid).collect(),
             guests: guests.map(|guest| guest.pid).collect(),
             knobs: status.knobs,
             words,
@@ -51,17 +55,62 @@ impl Here {
     }
 }
 
-/// The commands, a line each: three at most, and none wider than a terminal.
+/// Whether so much of what is savable is advised to be of huge pages that `--any` alone does not get it.
+fn takes_huge(row: &Row) -> bool {
+    row.huge_advised > 0 && row.huge_advised >= row.shareable / 8
+}
+
+/// The commands and the reason for their flags, a line each: five at most, and none wider than a terminal.
 pub(super) fn lines(rows: &[Row], here: &Here) -> Vec<String> {
     let daemon = (!here.daemon).then(|| format!("`{}`", paths::daemon_of_root()));
-    let attach = attach(rows, here);
-    let later = "`pageone run --any -- COMMAND` for later starts";
-    let commands = [daemon, attach, Some(later.to_owned())];
+    let huge = rows.iter().filter(|row| takes_huge(row));
+    let huge: u64 = huge.map(|row| row.huge_advised).sum();
+    let any = any_flags(huge > 0);
+    let later = format!("`pageone run {any} -- COMMAND` for later starts");
+    let size = human::size(huge);
+    let why = format!("--any-huge: {size} of it is to be of huge pages, which are split");
+    let why = (huge > 0).then_some(why);
+    let commands = [
+        daemon,
+        attach(rows, here),
+        again(rows, here),
+        Some(later),
+        why,
+    ];
     let heads = std::iter::once(FIRST).chain(std::iter::repeat(""));
     heads
         .zip(commands.into_iter().flatten())
         .map(|(head, command)| format!("{head:indent$}{command}", indent = FIRST.len()))
         .collect()
+}
+
+fn any_flags(huge: bool) -> &'static str {
+    match huge {
+        true => "--any --any-huge",
+        false => "--any",
+    }
+}
+
+/// The commands for the guest that was attached without `--any-huge`, and has most to share by it.
+fn again(rows: &[Row], here: &Here) -> Option<String> {
+    let rows = rows
+        .iter()
+        .filter(|row| takes_huge(row) && row.huge_advised >= LEAST);
+    let rows = rows.filter(|row| here.attached.contains(&row.target.pid));
+    let mut pids: Vec<_> = rows.map(|row| (row.huge_advised, row.target.pid)).collect();
+    pids.sort_by_key(|&(bytes, pid)| (std::cmp::Reverse(bytes), pid));
+    let (_, pid) = pids.first()?;
+    let more = match pids.len() - 1 {
+        0 => String::new(),
+        more => format!("  # and {more} more"),
+    };
+    let line = |more: &str| {
+        format!("`pageone detach {pid} && pageone attach --any --any-huge {pid}{more}`")
+    };
+    let lines = [line(&more), line("")];
+    lines
+        .into_iter()
+        .find(|line| FIRST.len() + line.chars().count() <= WIDTH)
 }
 
 /// The command for what runs and is no guest yet, those with most to share first.
@@ -75,7 +124,8 @@ fn attach(rows: &[Row], here: &Here) -> Option<String> {
     if rows.is_empty() || cfg!(not(target_arch = "x86_64")) {
         return None;
     }
-    let command = |words: &str| format!("`pageone attach --any {words}`");
+    let any = any_flags(rows.iter().any(|row| takes_huge(row)));
+    let command = |words: &str| format!("`pageone attach {any} {words}`");
     let fits = |words: &str| FIRST.len() + command(words).chars().count() <= WIDTH;
     if let Some(words) = here.words.as_deref().filter(|words| fits(words)) {
         return Some(command(words));
@@ -116,6 +166,7 @@ mod tests {
             },
             looked: Looked::default(),
             shareable: u64::from(10_000_000 - number),
+            huge_advised: 0,
             runs: None,
             mappings_needed: None,
         };
@@ -164,6 +215,41 @@ mod tests {
             }
             assert_eq!(attach(&[row], &nothing), None);
         }
+    }
+
+    #[test]
+    fn memory_that_is_to_be_of_huge_pages_takes_a_flag_more() {
+        let mut rows = rows(4);
+        for row in &mut rows[..3] {
+            row.shareable = 16 << 20;
+            row.huge_advised = 15 << 20;
+        }
+        let mut here = Here {
+            daemon: true,
+            ..Here::default()
+        };
+        let said = lines(&rows, &here);
+        assert_eq!(
+            said[0],
+            "to get it: `pageone attach --any --any-huge 4000000 4000001 4000002 4000003`"
+        );
+        let rest = [
+            "           `pageone run --any --any-huge -- COMMAND` for later starts",
+            "           --any-huge: 45.0 MiB of it is to be of huge pages, which are split",
+        ];
+        assert_eq!(said[1..], rest);
+        here.guests = (4_000_000..4_000_004).collect();
+        here.attached = vec![4_000_001, 4_000_002, 4_000_003];
+        let said = lines(&rows, &here);
+        assert_eq!(
+            said[0],
+            "to get it: `pageone detach 4000001 && pageone attach --any --any-huge 4000001`"
+        );
+        assert_eq!(said[1..], rest);
+        assert!(said.iter().all(|line| line.len() <= WIDTH), "{said:?}");
+        rows.iter_mut()
+            .for_each(|row| row.huge_advised = row.shareable / 8 - 1);
+        assert!(!lines(&rows, &here).join("").contains("huge"));
     }
 
     #[test]

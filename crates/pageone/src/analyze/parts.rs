@@ -109,6 +109,8 @@ pub(crate) struct Part {
     pub(crate) kind: Kind,
     /// Whether KSM may merge them.
     pub(crate) mergeable: bool,
+    /// Whether `--any` leaves them out unless it is `--any-huge`.
+    pub(crate) huge_advised: bool,
     /// Whether others have their frames too, by fork or KSM.
     pub(crate) shared: bool,
     pub(crate) start: u64,
@@ -150,6 +152,7 @@ fn list_dump(target: u32, path: &Path, seen: &mut Looked, parts: &mut Vec<Part>)
                 target,
                 kind: Kind::Anonymous,
                 mergeable: false,
+                huge_advised: false,
                 shared: false,
                 start: range.start + first * PAGE,
                 pages: u32::try_from(pages - first).unwrap_or(PART).min(PART),
@@ -199,6 +202,7 @@ fn list_process(
                         target,
                         kind: kind(mapping, is(Categories::HUGE)),
                         mergeable: mapping.extension.vm_flags.contains(VmFlags::MG),
+                        huge_advised: is_huge_advised(mapping),
                         shared: false,
                         start: run.start,
                         pages: 0,
@@ -320,6 +324,12 @@ fn is_left_alone(mapping: &MemoryMap) -> bool {
     !offered && !is_stack && (is_strange || !writable || is_small)
 }
 
+/// Whether a mapping is advised to be of huge pages, and is not offered.
+fn is_huge_advised(mapping: &MemoryMap) -> bool {
+    let has = |flag| mapping.extension.vm_flags.contains(flag);
+    has(VmFlags::HG) && !has(VmFlags::MG) && !has(VmFlags::UW)
+}
+
 fn kind(mapping: &MemoryMap, huge: bool) -> Kind {
     match mapping.pathname {
         _ if huge => Kind::Huge,
@@ -353,6 +363,7 @@ mod tests {
             target: 0,
             kind: Kind::Heap,
             mergeable: false,
+            huge_advised: false,
             shared: false,
             start: 0x1000,
             pages: 0,

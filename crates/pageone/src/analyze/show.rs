@@ -346,6 +346,7 @@ mod tests {
                 ..Looked::default()
             },
             shareable: 1023 << 20,
+            huge_advised: 0,
             runs: Some(runs),
             mappings_needed: Some(mappings + 2 * runs),
         }

@@ -53,6 +53,9 @@ pub(crate) struct Row {
     pub(crate) looked: Looked,
     /// Bytes of pages that merging would replace or share, zeros included.
     pub(crate) shareable: u64,
+    /// Of these, bytes that `--any` leaves out: they are advised to be of huge pages.
+    #[serde(skip)]
+    pub(crate) huge_advised: u64,
     /// Runs of such pages: each is a mapping of its own, and cuts another in two.
     /// Unknown of a sample.
     pub(crate) runs: Option<u64>,
@@ -329,6 +332,7 @@ fn rows(
         mappings_needed: (scale == 1).then_some(looked.mappings),
         looked,
         shareable: 0,
+        huge_advised: 0,
         runs: (scale == 1).then_some(0),
     };
     let mut rows: Vec<_> = found.targets.iter().zip(looked).map(row).collect();
@@ -343,7 +347,9 @@ fn rows(
             if domain == REFUSED || print != ZEROS && !shared.contains(&(domain, print)) {
                 continue;
             }
-            row.shareable += if print == ZEROS { PAGE } else { PAGE * scale };
+            let bytes = if print == ZEROS { PAGE } else { PAGE * scale };
+            row.shareable += bytes;
+            row.huge_advised += if part.huge_advised { bytes } else { 0 };
             let at = part.start + u64::from(place) * PAGE;
             if let Some(runs) = &mut row.runs
                 && last != Some((part.target, at))
@@ -397,6 +403,7 @@ mod tests {
             target,
             kind: Kind::Anonymous,
             mergeable: target == 0,
+            huge_advised: target == 1,
             shared: false,
             start: 0x10_0000,
             pages: u32::try_from(prints.len()).unwrap(),
@@ -458,6 +465,8 @@ mod tests {
         assert_eq!(nodes.map(|node| node.savable.bytes), [3 * PAGE; 2]);
         assert_eq!(nodes.map(|node| node.inside), [2 * PAGE; 2]);
         assert_eq!(report.engines[1].bytes, 4 * PAGE, "{:?}", report.engines);
+        let huge_advised = report.processes.iter().map(|row| row.huge_advised);
+        assert_eq!(huge_advised.collect::<Vec<_>>(), [0, 3 * PAGE]);
         let rows: Vec<_> = report
             .processes
             .iter()

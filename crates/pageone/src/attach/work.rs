@@ -57,18 +57,41 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Whether the agent is to offer all memory.
-    fn offer_all(&self) -> bool {
-        let mut words = self.environment.split(|&byte| byte == 0);
-        words.any(|word| word.starts_with(b"PAGEONE_ANY="))
+    /// Whether the agent is to offer all memory, and then also that of huge pages.
+    fn offer_all(&self) -> Option<Any> {
+        let has = |name: &[u8]| {
+            let mut words = self.environment.split(|&byte| byte == 0);
+            words.any(|word| word.starts_with(name))
+        };
+        let huge = has(b"PAGEONE_ANY_HUGE=");
+        has(b"PAGEONE_ANY=").then_some(Any { huge })
+    }
+}
+
+/// What the agent offers for the program.
+#[derive(Clone, Copy)]
+pub(super) struct Any {
+    /// Also memory that is advised to be of huge pages.
+    pub(super) huge: bool,
+}
+
+/// Not all: threads' stacks, locked memory and others are left out.
+impl fmt::Display for Any {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.huge {
+            true => "memory of the kinds that --any and --any-huge take",
+            false => {
+                "memory of the kinds that --any takes (none that is advised to be of huge pages, as numpy's: see --any-huge)"
+            }
+        })
     }
 }
 
 /// What was done.
 pub(super) struct Done {
     hooks: usize,
-    /// Whether all memory is offered, by the agent.
-    any: bool,
+    /// What is offered by the agent, for the program.
+    any: Option<Any>,
     offered: u64,
     refused: Vec<String>,
     threads: usize,
@@ -79,7 +102,7 @@ pub(super) struct Done {
 impl Done {
     /// Whether the agent has something for which it comes to the daemon at once.
     pub(super) fn offers(&self) -> bool {
-        self.any || self.offered > 0
+        self.any.is_some() || self.offered > 0
     }
 }
 
@@ -91,9 +114,9 @@ impl fmt::Display for Done {
             "attached: {} of libc's functions are seen, {}; {} stood still for {:.1} ms, the one that did the work for {:.1} ms",
             self.hooks,
             match (self.any, self.offered) {
-                (true, _) => "all its memory is offered from now on".to_owned(),
-                (false, 0) => "it has offered no memory (--any offers all there is)".to_owned(),
-                (false, offered) => format!("{} offered", human::size(offered)),
+                (Some(any), _) => format!("from now on it offers {any}"),
+                (None, 0) => "it has offered no memory (--any offers all there is)".to_owned(),
+                (None, offered) => format!("{} offered", human::size(offered)),
             },
             human::count(self.threads, "thread"),
             ms(self.stood),

@@ -14,7 +14,7 @@ use tracing_subscriber::filter::LevelFilter;
 use wire::{Knob, KnobValues};
 
 use super::attacher::{self, AttachRule, Text};
-use crate::knobs::{did_you_mean, keys};
+use crate::knobs::{above_tables, did_you_mean, keys};
 
 /// What the file may say. A key that is not here is an error that names it and its line.
 #[derive(Debug, Default, PartialEq)]
@@ -41,13 +41,28 @@ pub struct Config {
 macro_rules! limits {
     ($($name:ident)*) => {
         /// What the table `limits` may say; what it leaves out is as [`engine::Limits::default`] has it.
-        #[derive(Debug, Default, Deserialize, PartialEq)]
-        #[serde(
-            deny_unknown_fields,
-            expecting = "a table: [limits], and its keys below"
-        )]
+        #[derive(Debug, Default, PartialEq)]
         pub struct Limits {
             $($name: Option<Count>,)*
+        }
+
+        impl<'de> Visitor<'de> for LimitKeys {
+            type Value = Limits;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a table: [limits], and its keys below")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Limits, A::Error> {
+                let mut limits = Limits::default();
+                while let Some(key) = map.next_key::<String>()? {
+                    match key.as_str() {
+                        $(stringify!($name) => limits.$name = Some(map.next_value()?),)*
+                        _ => map.next_value_seed(Unknown(no_limit(&key, &[$(stringify!($name)),*])))?,
+                    }
+                }
+                Ok(limits)
+            }
         }
 
         impl Limits {
@@ -61,6 +76,15 @@ macro_rules! limits {
             }
         }
     };
+}
+
+/// Reads the keys of the table `limits`.
+struct LimitKeys;
+
+impl<'de> Deserialize<'de> for Limits {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(LimitKeys)
+    }
 }
 
 limits! {
@@ -146,22 +170,30 @@ impl<'de> Visitor<'de> for Keys {
                     let setting = map.next_value_seed(Text(|text: &str| knob.parse(text)))?;
                     config.knobs.turn(setting);
                 }
-                (_, None) => map.next_value_seed(Unknown(&key))?,
+                (_, None) => map.next_value_seed(Unknown(unknown(&key)))?,
             }
         }
         Ok(config)
     }
 }
 
-/// The value of a key that is none, of whatever kind it is.
-struct Unknown<'a>(&'a str);
+/// The value of a key that is none, of whatever kind it is, with what to say.
+struct Unknown(String);
 
-impl<'de> DeserializeSeed<'de> for Unknown<'_> {
+impl<'de> DeserializeSeed<'de> for Unknown {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, _: D) -> Result<(), D::Error> {
-        Err(D::Error::custom(unknown(self.0)))
+        Err(D::Error::custom(self.0))
     }
+}
+
+fn no_limit(key: &str, limits: &[&str]) -> String {
+    let of_file = above_tables(key);
+    format!(
+        "there is no key `{key}`{of_file}: the keys are {}",
+        limits.join(", ")
+    )
 }
 
 fn unknown(key: &str) -> String {
@@ -269,6 +301,26 @@ mod tests {
             if let Ok(config) = Config::parse(&lines.join("\n")) {
                 proptest::prop_assert!(config.knobs.settings().iter().all(|knob| knob.check().is_ok()));
             }
+        }
+    }
+
+    #[test]
+    fn a_knob_below_a_table_is_told_where_knobs_stand() {
+        let above = "here (it is a knob, and knobs stand above the first [table]): the keys are ";
+        for (text, said) in [
+            ("[[attach]]\nuid = 1\ncpu_limit = 5\n", "`cpu_limit` "),
+            (
+                "[limits]\nguests = 2\nmerge_period = '5s'\n",
+                "`merge_period` ",
+            ),
+        ] {
+            let error = format!("{:#}", parse(text).unwrap_err());
+            assert!(error.contains(&format!("{said}{above}")), "{text}: {error}");
+            assert!(error.contains("line 3"), "{text}: {error}");
+            assert!(parse("cpu_limit = 5\n[limits]\nguests = 2\n").is_ok());
+            let other = text.replace("cpu_limit", "x").replace("merge_period", "x");
+            let error = format!("{:#}", parse(&other).unwrap_err());
+            assert!(error.contains("no key `x`: the keys are "), "{error}");
         }
     }
 

@@ -108,8 +108,16 @@ fn of_a_guest(guest: &GuestStatus, makeup: Option<Makeup>, service: &Service) ->
     let saved = human::size(guest.saved_bytes);
     let what = format!("a guest in the domain `{}`, {saved} saved", guest.domain);
     let mut all = vec![Check::ok("session", what)];
-    let seen = makeup.filter(|_| !reasons::is_unseen(guest));
-    all.extend(seen.map(|makeup| offered(guest, &makeup)));
+    if let Some(makeup) = makeup.filter(|_| !reasons::is_unseen(guest)) {
+        let huge = huge_advised(guest, &makeup);
+        let offered = offered(guest, &makeup);
+        all.push(match &huge {
+            // Its remedy offers the rest as well.
+            Some(_) => Check::ok(offered.check, offered.what),
+            None => offered,
+        });
+        all.extend(huge);
+    }
     let knobs = service.status.as_ref().map(|status| status.knobs);
     let makeup = makeup.unwrap_or_default();
     all.extend(reasons::checks(guest, &makeup, &knobs.unwrap_or_default()));
@@ -459,6 +467,25 @@ fn offered(guest: &GuestStatus, makeup: &Makeup) -> Check {
     }
 }
 
+/// Whether `--any` leaves out so much that it is worth a word.
+fn is_much_huge(makeup: &Makeup) -> bool {
+    let bytes = makeup.huge_advised;
+    bytes >= LEAST && bytes >= (makeup.anonymous + makeup.stored) / 8
+}
+
+/// Memory that a guest does not offer since it is advised to be of huge pages, where that is an eighth of all or more.
+fn huge_advised(guest: &GuestStatus, makeup: &Makeup) -> Option<Check> {
+    if !is_much_huge(makeup) {
+        return None;
+    }
+    let all = makeup.anonymous + makeup.stored;
+    let [bytes, all] = [makeup.huge_advised, all].map(human::size);
+    let what = format!("{bytes} of {all} is advised to be of huge pages, and is not offered");
+    let why = "`--any` leaves that out, as numpy's arrays are: to be merged huge pages are split";
+    let check = Check::warn("huge-advised", what, why);
+    Some(check.fix(reasons::offers_huge(guest)))
+}
+
 /// Whether `pageone attach` would make it a guest: that alone decides, and is asked.
 #[cfg(target_arch = "x86_64")]
 fn try_out(pid: u32, service: &Service) -> Option<Result<String, String>> {
@@ -608,10 +635,17 @@ fn no_session(
     if status.is_none() {
         return Check::fail("session", "no daemon tells of it", why).fix(paths::daemon_of_root());
     }
-    Check::fail("session", "the agent is not loaded", why).fix(match makeup.mergeable {
-        0 => format!("pageone attach --any {pid}  # or start it by: pageone run --any -- CMD"),
-        _ => format!("pageone attach {pid}  # or start it by: pageone run -- CMD"),
-    })
+    Check::fail("session", "the agent is not loaded", why).fix(not_loaded(pid, makeup))
+}
+
+/// The command that makes a process a guest, for what it has.
+fn not_loaded(pid: u32, makeup: &Makeup) -> String {
+    let any = match makeup.mergeable {
+        0 if is_much_huge(makeup) => " --any --any-huge",
+        0 => " --any",
+        _ => "",
+    };
+    format!("pageone attach{any} {pid}  # or start it by: pageone run{any} -- CMD")
 }
 
 #[cfg(test)]
@@ -657,6 +691,55 @@ mod tests {
         assert_eq!(level("qemu-system-x86", 0), Level::Warn);
         assert_eq!(level("redis", 1), Level::Warn);
         assert_eq!(level("redis", 8192), Level::Ok);
+    }
+
+    #[test]
+    fn memory_under_advice_for_huge_pages_is_told_with_its_remedy() {
+        let told = |huge_mib: u64, attached| {
+            let makeup = Makeup {
+                anonymous: 188 << 20,
+                huge_advised: huge_mib << 20,
+                ..Makeup::default()
+            };
+            let guest = GuestStatus {
+                pid: 7,
+                comm: "python3".into(),
+                pages: (188 - huge_mib) << 8,
+                regions: 1,
+                attached,
+                ..GuestStatus::default()
+            };
+            let checks = of_a_guest(&guest, Some(makeup), &Service::default()).into_iter();
+            let bad = checks.filter(|check| check.level != Level::Ok);
+            bad.map(|check| (check.check, check.fix.unwrap()))
+                .collect::<Vec<_>>()
+        };
+        let attach = "pageone detach 7 && pageone attach --any --any-huge 7  # in a rule of [[attach]]: any = true, any_huge = true";
+        for much in [56, 150] {
+            assert_eq!(told(much, true), [("huge-advised", attach.to_owned())]);
+        }
+        let run = "pageone run --any --any-huge -- CMD".to_owned();
+        assert_eq!(told(56, false), [("huge-advised", run)]);
+        assert_eq!(told(20, true), []);
+    }
+
+    #[test]
+    fn a_process_is_attached_for_what_it_has() {
+        let fix = |mergeable, huge_advised| {
+            let makeup = Makeup {
+                anonymous: 16 << 20,
+                mergeable,
+                huge_advised,
+                ..Makeup::default()
+            };
+            not_loaded(7, &makeup)
+        };
+        let [plain, any, huge] = ["", " --any", " --any --any-huge"]
+            .map(|any| format!("pageone attach{any} 7  # or start it by: pageone run{any} -- CMD"));
+        assert_eq!(
+            [fix(1, 0), fix(0, 1 << 20), fix(0, 2 << 20)],
+            [plain, any, huge]
+        );
     }
 
     #[test]

@@ -7,6 +7,8 @@ use super::check::Check;
 use crate::human;
 
 const NOTHING: &str = "nothing of it is merged";
+/// What there is to know of content that equals nothing.
+const OWN: &str = "such content is its own, and pages of other domains do not count; `pageone analyze --all` tells what processes have in common";
 /// No period shorter than this is advised: each costs guests faults and the engine time.
 const SHORTEST_MS: u64 = 1000;
 
@@ -61,6 +63,7 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
             format!("ls -l /proc/{pid}/fd  # a file system that hangs, or pages without a pager"),
         ),
         Code::New => Check::ok("new", what),
+        Code::Observing => Check::ok("observing", what),
         Code::NoAnswer => fail(
             "no-answer",
             format!("ps -o pid,stat,wchan {pid}  # is it stopped?"),
@@ -83,6 +86,7 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
                 ..Check::warn("busy", what, why)
             }
         }
+        Code::Unique => Check::ok("unique", format!("{what}: {OWN}")),
         Code::Broken => Check {
             fix: merged_again(guest, knobs),
             ..Check::warn("broken", what, part)
@@ -103,17 +107,30 @@ fn check(reason: &WhyNot, guest: &GuestStatus, knobs: &KnobValues, is_cut: bool)
 
 /// The command by which a guest offers all its memory.
 pub(super) fn offers_all(guest: &GuestStatus) -> String {
-    let pid = guest.pid;
+    offers(guest, "--any")
+}
+
+/// The same, with what is advised to be of huge pages.
+pub(super) fn offers_huge(guest: &GuestStatus) -> String {
+    let rule = "# in a rule of [[attach]]: any = true, any_huge = true";
     match guest.attached {
-        true => format!("pageone detach {pid} && pageone attach --any {pid}"),
-        false => "pageone run --any -- CMD".to_owned(),
+        true => format!("{}  {rule}", offers(guest, "--any --any-huge")),
+        false => offers(guest, "--any --any-huge"),
     }
 }
 
-/// Whether no look has come to its memory yet: what it offers is not known.
+fn offers(guest: &GuestStatus, flags: &str) -> String {
+    let pid = guest.pid;
+    match guest.attached {
+        true => format!("pageone detach {pid} && pageone attach {flags} {pid}"),
+        false => format!("pageone run {flags} -- CMD"),
+    }
+}
+
+/// Whether no look has come to its memory yet, or none comes: what it offers is not known.
 pub(super) fn is_unseen(guest: &GuestStatus) -> bool {
-    let tells = |reason: &WhyNot| matches!(reason.code, WhyNotCode::New | WhyNotCode::Run);
-    guest.regions == 0 && guest.reasons.iter().any(tells)
+    let has = |code| guest.reasons.iter().any(|reason| reason.code == code);
+    has(WhyNotCode::Run) || has(WhyNotCode::New) || has(WhyNotCode::Observing)
 }
 
 /// How pages come to be merged again that were written; none where they do by themselves.
@@ -247,8 +264,28 @@ mod tests {
             []
         );
         assert!(is_unseen(&halted));
-        assert!(!is_unseen(&guest(WhyNotCode::Run, 1)));
+        assert!(is_unseen(&guest(WhyNotCode::Run, 1)));
         assert!(!is_unseen(&guest(WhyNotCode::NoOffer, 0)));
+        let observed = guest(WhyNotCode::Observing, 1);
+        let told = checks(&observed, &Makeup::default(), &KnobValues::default());
+        assert_eq!(told, [Check::ok("observing", "x")]);
+        assert!(is_unseen(&observed));
+    }
+
+    #[test]
+    fn content_that_is_a_guests_own_is_no_failure() {
+        let unique = WhyNot {
+            code: WhyNotCode::Unique,
+            pages: 7,
+            why: "x".to_owned(),
+        };
+        let told = check(
+            &unique,
+            &GuestStatus::default(),
+            &KnobValues::default(),
+            false,
+        );
+        assert_eq!(told, Check::ok("unique", format!("x: {OWN}")));
     }
 
     #[test]
