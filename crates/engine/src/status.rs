@@ -108,7 +108,8 @@ fn until_merged(core: &Core, guest: &Guest) -> Option<Duration> {
     let more = (LOOKS - 1).checked_sub(looks)?;
     let left = |distance: Duration| distance.saturating_sub(since) + distance * more;
     let early = left(distance(period));
-    let is_early = is_young(guest.came.elapsed() + early, period) && !guest.passes.borrowed.load(Relaxed);
+    let is_early =
+        is_young(guest.came.elapsed() + early, period) && !guest.passes.borrowed.load(Relaxed);
     Some(if is_early { early } else { left(period) })
 }
 
