@@ -49,10 +49,18 @@ fn is_his(who: &Who, name: &str, domain: &str) {
     let plain = own.iter().any(|own| domain == own);
     let split = own.iter().any(|own| *domain == format!("{own}/{name}"));
     let its = who.cgroup.as_ref();
-    let cgroup = its.map(|cgroup| format!("cgroup:{}{}", cgroup.id, cgroup.path));
+    // For himself, or for all users of a rule that names them.
+    let cgroups = its.map(|cgroup| {
+        let (id, path) = (cgroup.id, &cgroup.path);
+        [
+            format!("cgroup:{id}:{}{path}", who.uid),
+            format!("cgroup:{id}{path}"),
+        ]
+    });
+    let by_cgroup = cgroups.is_some_and(|cgroups| cgroups.iter().any(|cgroup| domain == cgroup));
     let fits = match (name, domain.strip_prefix("name:")) {
         ("", Some(named)) => !named.is_empty(),
-        ("", None) => plain || cgroup.as_deref() == Some(domain),
+        ("", None) => plain || by_cgroup,
         (name, Some(named)) => named == name,
         (_, None) => split,
     };

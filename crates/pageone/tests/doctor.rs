@@ -568,6 +568,17 @@ fn programs_that_do_not_load_the_agent_are_named() {
             _ => eprintln!("skipped: KSM takes no memory here"),
         }
     }
+    // musl is known by its linker's name; this one is glibc's.
+    let linker = place.path().join("ld-musl-x86_64.so.1");
+    std::os::unix::fs::symlink("/lib64/ld-linux-x86-64.so.2", &linker).expect("a link");
+    let flag = format!("-Wl,--dynamic-linker={}", linker.display());
+    let musl = build("musl", &[&flag]).expect("a linker");
+    command(&musl).has("program", "fail", "another C library");
+    let running = in_state(&musl, &["plain"], |_| {}).expect("it runs");
+    let said = of_process(&place, &running.0);
+    said.has("program", "ok", "its agent is attached");
+    let fix = said.find("session").expect("a check")["fix"].to_string();
+    assert!(fix.contains("pageone attach"), "{fix}");
     let mut ended = Command::new("true").spawn().expect("it runs");
     wait_for("a process to end", || {
         let stat = fs::read_to_string(format!("/proc/{}/stat", ended.id())).ok()?;

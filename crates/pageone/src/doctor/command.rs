@@ -35,7 +35,9 @@ pub(super) fn remedy(obstacle: &Obstacle) -> String {
         Obstacle::Secure => return "run it as the user whose rights it takes".to_owned(),
         Obstacle::Go => return "pageone run --backend auto -- CMD  # KSM merges it".to_owned(),
         Obstacle::Static => "link it dynamically, or link libpageone_agent.a into it",
-        Obstacle::OtherLibc(_) => "use its build for glibc",
+        Obstacle::OtherLibc(_) => {
+            return "pageone attach --any PID  # when it runs; or use its build for glibc".to_owned();
+        }
         Obstacle::OtherMachine => "use its build for this processor",
         Obstacle::Sanitizer(_) => "use its build without the sanitizer",
         Obstacle::Valgrind => return "start it without valgrind".to_owned(),

@@ -204,6 +204,10 @@ fn program(pid: u32, is_ksms: bool) -> (Vec<Check>, Option<Obstacle>) {
     let built = program::built(Path::new(&exe));
     let linked = match &built {
         Ok(Some(obstacle)) if is_ksms => Check::ok("program", format!("{name} {obstacle}")),
+        Ok(Some(Obstacle::OtherLibc(linker))) => {
+            let what = format!("{name} is linked for musl ({linker}): its agent is attached");
+            Check::ok("program", what)
+        }
         Ok(Some(obstacle)) => unloadable("program", &name, obstacle),
         Ok(None) => Check::ok("program", format!("{name} is linked dynamically")),
         Err(error) => unseen("program", pid, "its program", error),
@@ -214,7 +218,10 @@ fn program(pid: u32, is_ksms: bool) -> (Vec<Check>, Option<Obstacle>) {
         Err(error) => Some(unseen("setuid", pid, "how it was started", &error)),
     };
     let checks = [Some(linked), secure].into_iter().flatten();
-    (checks.collect(), built.ok().flatten())
+    // What keeps an agent from being loaded does not keep it from being attached there.
+    let obstacle = built.ok().flatten();
+    let obstacle = obstacle.filter(|obstacle| !matches!(obstacle, Obstacle::OtherLibc(_)));
+    (checks.collect(), obstacle)
 }
 
 /// Whose process it is. A guest has one user, whose secrets its memory does not hold.
