@@ -36,7 +36,8 @@ pub(super) fn remedy(obstacle: &Obstacle) -> String {
         Obstacle::Go => return "pageone run --backend auto -- CMD  # KSM merges it".to_owned(),
         Obstacle::Static => "link it dynamically, or link libpageone_agent.a into it",
         Obstacle::OtherLibc(_) => {
-            return "pageone attach --any PID  # when it runs; or use its build for glibc".to_owned();
+            return "pageone attach --any PID  # when it runs; or use its build for glibc"
+                .to_owned();
         }
         Obstacle::OtherMachine => "use its build for this processor",
         Obstacle::Sanitizer(_) => "use its build without the sanitizer",
