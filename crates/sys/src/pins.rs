@@ -325,7 +325,8 @@ fn is_known(target: &str) -> Option<bool> {
         let kind = kind.split(':').next().unwrap_or(kind);
         return Some(ANONYMOUS.contains(&kind));
     }
-    let device = target.strip_prefix("/dev/")?;
+    // One that was removed, or whose /dev was unmounted, is what it was.
+    let device = target.strip_prefix("/dev/")?.trim_end_matches(" (deleted)");
     let known = |name: &&str| match name.strip_suffix('/') {
         Some(_) => device.starts_with(*name),
         None => device == *name,
@@ -677,6 +678,13 @@ mod tests {
         assert_eq!(found(Stdio::piped()), None);
         let file = tempfile::tempfile().unwrap();
         assert_eq!(found(file.into()), None);
+    }
+
+    #[test]
+    fn devices_that_were_removed_are_what_they_were() {
+        for (name, known) in [("null", true), ("pts/3", true), ("nvme0", false)] {
+            assert_eq!(is_known(&format!("/dev/{name} (deleted)")), Some(known));
+        }
     }
 
     #[test]
