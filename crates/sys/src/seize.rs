@@ -93,6 +93,9 @@ pub enum SeizeError {
     /// It did not finish in time.
     #[error("a thread of the process did not finish its work for pageone in time")]
     Late,
+    /// Its seccomp filters take too long.
+    #[error("to look at the seccomp filters of its threads takes more than 2 s")]
+    Filtered,
     /// The kernel does not show its seccomp filters.
     #[error("{}", filters::unread(*.0))]
     Unread(Errno),
@@ -252,6 +255,11 @@ struct Seized {
     status: Status,
 }
 
+/// So many threads are asked to stop together.
+const AT_ONCE: usize = 256;
+/// The longest that filters of threads are looked at, and those of so many more.
+const MOST_JUDGED: Duration = Duration::from_secs(2);
+
 /// All threads of a process, stopped, but those that were left out. On drop they go on.
 #[derive(Debug)]
 pub struct Standstill {
@@ -330,21 +338,18 @@ impl Standstill {
         Ok(all)
     }
 
-    /// What judges the calls of each: it holds for as long as all stand.
+    /// What judges the calls of each: it holds for as long as all stand. Read one after another, for a thread may have a quarter of a MiB.
     ///
     /// # Errors
-    /// [`SeizeError::Unread`]; what the kernel says.
-    pub fn filters(&self) -> Result<Vec<(u32, Filters)>> {
-        let mut all = Vec::new();
-        for (&thread, seized) in &self.threads {
+    /// Of each: [`SeizeError::Unread`]; what the kernel says.
+    pub fn filters(&self) -> impl Iterator<Item = Result<(u32, Filters)>> {
+        self.threads.iter().filter_map(|(&thread, seized)| {
             match Filters::of(&seized.status) {
-                Ok(filters) => all.push((thread, filters)),
                 // It was killed.
-                Err(SeizeError::Gone) => {}
-                Err(error) => return Err(error),
+                Err(SeizeError::Gone) => None,
+                filters => Some(filters.map(|filters| (thread, filters))),
             }
-        }
-        Ok(all)
+        })
     }
 
     /// Finds threads that are not known yet; tells whether there were any.
@@ -401,36 +406,16 @@ impl Standstill {
 
     /// Stops them, and those that they make meanwhile: until there is none that is not known.
     fn stop(&mut self, deadline: Instant) -> Result<()> {
-        let mut first = false;
+        let (mut first, mut judged) = (false, Duration::ZERO);
         loop {
-            for (&thread, seized) in &self.threads {
-                if !seized.stands {
-                    interrupt(thread)?;
+            let moving = self.threads.iter().filter(|(_, seized)| !seized.stands);
+            let moving: Vec<u32> = moving.map(|(&thread, _)| thread).collect();
+            // Each that was asked to stop has to be let begin again: no more are asked when that takes long.
+            for some in moving.chunks(AT_ONCE) {
+                if judged > MOST_JUDGED {
+                    return Err(SeizeError::Filtered);
                 }
-            }
-            // Whichever does not stop, those that do are known to stand: they are let go of together.
-            let (mut ended, mut late) = (Vec::new(), None);
-            for (&thread, seized) in &mut self.threads {
-                if seized.stands {
-                    continue;
-                }
-                let stopped = wait_for_stop(thread, deadline).and_then(|stopped| {
-                    // Another thread that executes takes the first one's number: nothing is written by it before all stand.
-                    seized.stands = stopped;
-                    first |= stopped && thread == self.pid;
-                    Ok(stopped && (thread == self.pid || let_begin_again(&seized.status)?))
-                });
-                match stopped {
-                    Ok(true) => {}
-                    Ok(false) => ended.push(thread),
-                    Err(error) => late = late.or(Some(error)),
-                }
-            }
-            for thread in ended {
-                self.threads.remove(&thread);
-            }
-            if let Some(error) = late {
-                return Err(error);
+                first |= self.stop_some(some, deadline, &mut judged)?;
             }
             match self.find()? {
                 false => {
@@ -446,6 +431,40 @@ impl Standstill {
                 true => {}
             }
         }
+    }
+
+    /// Stops some threads, and tells whether the first of all is among those that stand; `judged` grows by the time that their filters take.
+    fn stop_some(
+        &mut self,
+        threads: &[u32],
+        deadline: Instant,
+        judged: &mut Duration,
+    ) -> Result<bool> {
+        for &thread in threads {
+            interrupt(thread)?;
+        }
+        // Whichever does not stop, those that do are known to stand: they are let go of together.
+        let (mut first, mut late) = (false, None);
+        for &thread in threads {
+            let Some(seized) = self.threads.get_mut(&thread) else {
+                continue;
+            };
+            let stopped = wait_for_stop(thread, deadline).and_then(|stopped| {
+                // Another thread that executes takes the first one's number: nothing is written by it before all stand.
+                seized.stands = stopped;
+                first |= stopped && thread == self.pid;
+                let begun = Instant::now();
+                let goes_on = stopped && (thread == self.pid || let_begin_again(&seized.status)?);
+                *judged += begun.elapsed();
+                Ok(goes_on)
+            });
+            match stopped {
+                Ok(true) => {}
+                Ok(false) => _ = self.threads.remove(&thread),
+                Err(error) => late = late.or(Some(error)),
+            }
+        }
+        late.map_or(Ok(first), Err)
     }
 
     /// Lets those go on that stand.

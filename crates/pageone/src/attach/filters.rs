@@ -81,11 +81,19 @@ impl Judge {
     ///
     /// # Errors
     /// As `one`; threads that differ.
-    pub(super) fn all(&mut self, own: &Filters, others: &[(u32, Filters)]) -> Result<Judged> {
+    pub(super) fn all<E>(
+        &mut self,
+        own: &Filters,
+        others: impl Iterator<Item = Result<(u32, Filters), E>>,
+    ) -> Result<Judged>
+    where
+        anyhow::Error: From<E>,
+    {
         let judged = self.one(own)?;
-        for (thread, filters) in others {
-            self.one(filters)?;
-            if filters != own {
+        for other in others {
+            let (thread, filters) = other?;
+            if filters != *own {
+                self.one(&filters)?;
                 bail!(
                     "its thread {thread} has other seccomp filters than another one (or no_new_privs), and no agent serves threads of different rights"
                 );
@@ -115,6 +123,10 @@ mod tests {
         }
     }
 
+    fn told(filters: &[(u32, Filters)]) -> impl Iterator<Item = Result<(u32, Filters)>> {
+        filters.iter().cloned().map(Ok)
+    }
+
     #[test]
     fn all_threads_must_have_the_same_filters_and_each_must_allow_all() {
         let mut judge = Judge::default();
@@ -124,11 +136,11 @@ mod tests {
             count,
             bar_nodes: false,
         };
-        assert_eq!(judge.all(&well, &same).unwrap(), judged(2));
-        let none = judge.all(&Filters::default(), &[]).unwrap();
+        assert_eq!(judge.all(&well, told(&same)).unwrap(), judged(2));
+        let none = judge.all(&Filters::default(), told(&[])).unwrap();
         assert_eq!(none, judged(0));
         let refused = |judge: &mut Judge, own: &Filters, other: &Filters| {
-            let told = judge.all(own, &[(7, well.clone()), (8, other.clone())]);
+            let told = judge.all(own, told(&[(7, well.clone()), (8, other.clone())]));
             format!("{:#}", told.unwrap_err())
         };
         // Strict mode, as `sys` shows it.

@@ -295,7 +295,7 @@ impl Work {
         let still = self.still.insert(still);
         let (threads, since) = (still.count() + 1, still.since());
         fault::check(Point::Attach)?;
-        let filters = self.judge.all(&self.remote.filters()?, &still.filters()?)?;
+        let filters = self.judge.all(&self.remote.filters()?, still.filters())?;
         if filters.bar_nodes && !self.without_policies {
             bail!("seccomp filters came meanwhile: try it again");
         }
@@ -337,7 +337,7 @@ impl Work {
     /// the kernel walks all page tables.
     fn look_for_policies(&mut self, bodies: &Bodies) -> Result<()> {
         let still = self.stand_still(bodies)?;
-        let judged = self.judge.all(&self.remote.filters()?, &still.filters()?)?;
+        let judged = self.judge.all(&self.remote.filters()?, still.filters())?;
         drop(still);
         if judged.bar_nodes {
             self.target.has_no_policies()?;

@@ -387,8 +387,16 @@ impl Look {
                 late.work.end();
             }
         }
-        self.late
-            .retain_mut(|late| matches!(late.work.has_ended(), Ok(false)));
+        let pauses = &mut self.pauses;
+        self.late.retain_mut(|late| {
+            let goes_on = matches!(late.work.has_ended(), Ok(false));
+            if !goes_on {
+                // By all the time that it took, and not by that for which it was waited for.
+                let until = late.since + late.since.elapsed() * (SHARE + 1);
+                pauses.insert(late.user, until);
+            }
+            goes_on
+        });
         let pids = match selector::numbers() {
             Ok(pids) => pids,
             Err(error) => return tracing::warn!("cannot look for processes to attach: {error:#}"),
