@@ -2,7 +2,7 @@
 .PHONY: test-musl
 
 MUSL_CC := musl-gcc -idirafter /usr/include -idirafter /usr/include/$(shell uname -m)-linux-gnu
-MUSL_TESTS := running_programs_become any_moment is_merged_with_any that_was_divided after_detaching_as_it_was whichever_step_fails gave_up_its_rights
+MUSL_TESTS := running_programs_become any_moment is_merged_with_any that_was_divided clones_and_groups_go_on after_detaching_as_it_was whichever_step_fails gave_up_its_rights
 
 test: test-musl
 

@@ -233,6 +233,15 @@ pub(crate) fn lock() -> Option<Guard> {
     Some(guard)
 }
 
+/// Waits until a window that is under way has ended: for a thread whose signals are blocked, and whose stack has no room for work under
+/// the lock.
+pub(crate) fn outlast_window() {
+    if let Some(page) = existing() {
+        page.take(thread_id());
+        page.free();
+    }
+}
+
 /// Takes the lock for a window, which must not begin during a fork; `None` too when forks took long.
 pub(crate) fn lock_between_forks() -> Option<Guard> {
     let page = per_process()?;
@@ -325,6 +334,12 @@ impl PerProcess {
                 },
                 _ => self.wait(now, me),
             };
+        }
+    }
+
+    fn free(&self) {
+        if self.word.swap(0, Ordering::Release) & WANTED != 0 {
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
         }
     }
 
@@ -476,9 +491,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         HELD.store(false, Ordering::Relaxed);
-        if self.page.word.swap(0, Ordering::Release) & WANTED != 0 {
-            let _ = futex::wake(&self.page.word, futex::Flags::PRIVATE, 1);
-        }
+        self.page.free();
         restore_signals(self.mask);
     }
 }

@@ -25,7 +25,7 @@
 //! call, or a child made by a bare clone(2) copied it. It keeps windows from its range, or from all memory if that was between two of
 //! its stores. It costs no byte.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
 use rustix::event::Timespec;
 use rustix::io::Errno;
@@ -177,18 +177,25 @@ pub(crate) fn note_if_any(start: usize, len: usize) -> Option<Passing<'static>> 
     is_news.then(|| note(start, len))
 }
 
-/// Notes that the calling thread unmaps a range, in which its stack lies, and ends. Where all places stay taken for a second no note is
-/// made: **a limit**.
+/// Whether all places stayed taken the last time: notes were left behind.
+static CROWDED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that the calling thread unmaps a range, in which its stack lies, and ends. Where all places stay taken no note is made: **a
+/// limit**. The thread holds a lock of libc's, so it waits for a moment only, and not where that was in vain before.
 pub(crate) fn note_of_leaving(start: usize, len: usize) {
     const MOMENT: Timespec = Timespec {
         tv_sec: 0,
         tv_nsec: 1_000_000,
     };
-    const MOMENTS: u32 = 1000;
+    let most = match CROWDED.load(Ordering::Relaxed) {
+        true => 1,
+        false => 20,
+    };
     let nothing = AtomicU32::new(0);
-    for _ in 0..MOMENTS {
-        if NOTES.note_of_leaving(start, len, thread_id()) {
-            return;
+    for left in (0..most).rev() {
+        let noted = NOTES.note_of_leaving(start, len, thread_id());
+        if noted || left == 0 {
+            return CROWDED.store(!noted, Ordering::Relaxed);
         }
         // Frees the places of those that have left.
         NOTES.touch(start, start.saturating_add(len));

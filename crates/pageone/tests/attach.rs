@@ -226,6 +226,24 @@ fn a_program_that_offers_nothing_is_merged_with_any() {
     both.iter_mut().for_each(Checked::goes_on);
 }
 
+/// musl's calls of this kind have their jumps at other places than glibc's (`make test-musl`).
+#[test]
+fn detached_threads_clones_and_groups_go_on() {
+    let Some(place) = place_to_trace() else {
+        return;
+    };
+    let program = built(&place, "leaving", &[]).expect("a C compiler");
+    let _daemon = daemon(&place, &["--merge-period", "20ms"]);
+    let mut one = Checked::start(&program, &[]);
+    for _ in 0..3 {
+        attached(&place, &["--any"], &[one.pid()]);
+        std::thread::sleep(Duration::from_millis(700));
+        one.is_right();
+        detached(&[one.pid()]);
+        one.is_right();
+    }
+}
+
 /// Detaching leaves parts of a mapping side by side, which the kernel does not join: the ones that were merged, and the ones that were not.
 #[test]
 fn memory_that_was_divided_is_merged_again() {

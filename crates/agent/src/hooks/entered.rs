@@ -15,12 +15,12 @@
 
 use wire::attach::LEAVES;
 
-use super::call::guard;
 use super::enter::enter;
 use super::fork;
 use super::rights;
-use crate::mappings::discard::forget;
+use crate::lock::outlast_window;
 use crate::passing;
+use crate::table::touches;
 
 // The number is in rax; the arguments are in rdi, rsi, rdx, r10, r8 and r9, as the kernel has them. The board has left the red
 // zone behind. Code of this library uses the registers xmm0 to xmm15, whose upper halves it does not know.
@@ -115,11 +115,10 @@ extern "C" fn entered(
 }
 
 /// A thread is about to unmap its own stack, and to end, by libc's own instructions, which use no stack. No window takes a page of it out
-/// until the thread is gone.
+/// until the thread is gone. The stack may be of one page, most of it used; libc has blocked all signals.
 fn leave(start: usize, len: usize) {
-    let held = guard(start, len);
     passing::note_of_leaving(start, len);
-    if let Some(mut held) = held {
-        forget(&mut held, start, len);
+    if touches(start, len) {
+        outlast_window();
     }
 }

@@ -67,8 +67,11 @@ pub(super) fn sites(code: &[u8]) -> Vec<Site> {
             let len = match step {
                 Step::End => break,
                 Step::Harmless(len) => len,
+                // What the instruction itself does has not been done where it gives way to the jump.
                 Step::Undone(len, back) => {
-                    undo.splice(0..0, back);
+                    if len < JUMP {
+                        undo.splice(0..0, back);
+                    }
                     len
                 }
                 Step::Ahead(len, by) => {
@@ -76,7 +79,6 @@ pub(super) fn sites(code: &[u8]) -> Vec<Site> {
                     len
                 }
             };
-            // What the instruction itself does has not been done.
             if len >= JUMP {
                 let site = Site { at, len, undo };
                 if !found.contains(&site) {
@@ -263,6 +265,18 @@ mod tests {
         ];
         let places: Vec<usize> = sites(&advise).iter().map(|site| site.at).collect();
         assert_eq!(places, [7], "the other way ends");
+    }
+
+    #[test]
+    fn an_instruction_that_gives_way_to_the_jump_is_not_undone() {
+        // push %rbx; sub $0x90,%rsp
+        let initgroups = [0x53, 0x48, 0x81, 0xec, 0x90, 0, 0, 0];
+        let site = Site {
+            at: 1,
+            len: 7,
+            undo: vec![0x5b],
+        };
+        assert_eq!(only(&initgroups), site);
     }
 
     #[test]
