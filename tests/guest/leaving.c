@@ -66,7 +66,7 @@ int main(void)
 		pid_t pid = clone(child, stack + sizeof stack, SIGCHLD, &at);
 		if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0)
 			wrong("clone");
-		if (geteuid() == 0 && initgroups("root", 0))
+		if (round % 8 == 0 && geteuid() == 0 && initgroups("root", 0))
 			wrong("initgroups");
 		usleep(1000);
 	}
