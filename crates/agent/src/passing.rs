@@ -28,10 +28,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
 use rustix::event::Timespec;
-use rustix::io::Errno;
-use rustix::process::{Pid, test_kill_process};
 use rustix::thread::futex;
 use sys::process::thread_id;
+use sys::task::is_unknown;
 
 use crate::config::config;
 use crate::table::touches;
@@ -129,7 +128,7 @@ impl Note {
     /// Whether the thread of this note, which begins at `first`, has left. Then its place is free.
     fn has_left(&self, first: usize) -> bool {
         let thread = self.leaving.load(Ordering::Relaxed);
-        let left = thread != 0 && is_gone(thread);
+        let left = thread != 0 && is_unknown(thread);
         if left {
             // If another note is there by now, it stays.
             let order = (Ordering::Relaxed, Ordering::Relaxed);
@@ -137,12 +136,6 @@ impl Note {
         }
         left
     }
-}
-
-/// By a call that the agent's own filter allows, too, and that needs no descriptor.
-fn is_gone(thread: u32) -> bool {
-    let thread = i32::try_from(thread).ok().and_then(Pid::from_raw);
-    thread.is_none_or(|thread| test_kill_process(thread) == Err(Errno::SRCH))
 }
 
 /// A note, until it is dropped.

@@ -89,6 +89,11 @@ pub(crate) fn is_pageone(pid: u32) -> bool {
 }
 
 impl Obstacle {
+    /// Whether it keeps an agent from being attached, too: one that is attached finds its way in musl.
+    pub(crate) fn bars_attaching(&self) -> bool {
+        !matches!(self, Self::OtherLibc(_))
+    }
+
     /// Whether the command would fail with the agent preloaded, rather than ignore it.
     pub(crate) fn is_fatal(&self) -> bool {
         matches!(

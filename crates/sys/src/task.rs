@@ -26,14 +26,15 @@ pub fn namespace() -> Option<u64> {
 /// caller's namespace.
 #[must_use]
 pub fn is_gone(number: u32) -> bool {
-    let Some(pid) = i32::try_from(number).ok().and_then(Pid::from_raw) else {
-        return true;
-    };
-    if rustix::process::test_kill_process(pid) == Err(Errno::SRCH) {
-        return true;
-    }
     // A thread group's first thread stays as a zombie while others live.
-    stat(number).is_some_and(|stat| stat.has_ended)
+    is_unknown(number) || stat(number).is_some_and(|stat| stat.has_ended)
+}
+
+/// Whether the kernel knows no task of this number: by a call that needs no descriptor.
+#[must_use]
+pub fn is_unknown(number: u32) -> bool {
+    let task = i32::try_from(number).ok().and_then(Pid::from_raw);
+    task.is_none_or(|task| rustix::process::test_kill_process(task) == Err(Errno::SRCH))
 }
 
 /// Whether the task runs, or waits for nothing but a processor. When in doubt it does not.

@@ -121,8 +121,8 @@ fn only_moves(instruction: &Instruction) -> bool {
 
 /// Where libc's code ends a thread that unmaps its own stack: the place of its first system call.
 pub(super) fn end_of_thread(libc: &[u8]) -> Option<Gate> {
-    let mut found = libc.windows(END.len()).enumerate();
-    let mut found = found.by_ref().filter(|(_, code)| *code == END);
+    let found = libc.windows(END.len()).enumerate();
+    let mut found = found.filter(|(_, code)| *code == END);
     let (at, _) = found.next()?;
     found.next().is_none().then_some(Gate {
         at,

@@ -95,7 +95,11 @@ impl Bodies {
     pub(super) fn of(libc: &Elf, base: u64, image: &Image) -> Result<Self> {
         let mut all = Vec::new();
         let hooks = image.hooks()?;
-        let gates = GATES.iter().filter(|_| libc.is_musl());
+        let gates = match libc.is_musl() {
+            true => &GATES[..],
+            false => &[],
+        };
+        let gates = gates.iter();
         let gates = gates.filter(|(name, _)| !hooks.iter().any(|hook| hook.name == *name));
         let gates: Vec<_> = gates.map(|(name, _)| Hook::gate(name)).collect();
         for hook in hooks.into_iter().chain(gates) {

@@ -191,10 +191,8 @@ impl Target {
                 "it is a command of PageONE itself".to_owned()
             ));
         }
-        // A preloaded agent needs glibc; one that is attached finds its way in musl.
         let obstacle = program::elf_obstacle(&file);
-        let obstacle = obstacle.filter(|obstacle| !matches!(obstacle, Obstacle::OtherLibc(_)));
-        if let Some(obstacle) = obstacle {
+        if let Some(obstacle) = obstacle.filter(Obstacle::bars_attaching) {
             bail!(NotAttached::Unfit(reason(&obstacle)));
         }
         let memory = sys::text::open_as(format!("{folder}/mem"), OFlags::RDWR);

@@ -220,8 +220,7 @@ fn program(pid: u32, is_ksms: bool) -> (Vec<Check>, Option<Obstacle>) {
     let checks = [Some(linked), secure].into_iter().flatten();
     // What keeps an agent from being loaded does not keep it from being attached there.
     let obstacle = built.ok().flatten();
-    let obstacle = obstacle.filter(|obstacle| !matches!(obstacle, Obstacle::OtherLibc(_)));
-    (checks.collect(), obstacle)
+    (checks.collect(), obstacle.filter(Obstacle::bars_attaching))
 }
 
 /// Whose process it is. A guest has one user, whose secrets its memory does not hold.
