@@ -235,11 +235,24 @@ fn detached_threads_clones_and_groups_go_on() {
     let program = built(&place, "leaving", &[]).expect("a C compiler");
     let _daemon = daemon(&place, &["--merge-period", "20ms"]);
     let mut one = Checked::start(&program, &[]);
+    let pids = [one.pid()];
+    // It is in those functions most of the time: then the command says so, and has changed nothing.
+    let done = |order: &dyn Fn() -> Output| {
+        wait_for("a moment between two calls", || {
+            let told = order();
+            let failed = text(&told.stderr);
+            assert!(
+                told.status.success() || failed.contains("try again"),
+                "{failed}"
+            );
+            told.status.success().then_some(())
+        });
+    };
     for _ in 0..3 {
-        attached(&place, &["--any"], &[one.pid()]);
+        done(&|| attach(&place, &["--any"], &pids));
         std::thread::sleep(Duration::from_millis(700));
         one.is_right();
-        detached(&[one.pid()]);
+        done(&|| detach(&[], &pids));
         one.is_right();
     }
 }
